@@ -59,6 +59,9 @@ _VALUES: dict[str, list[Any]] = {
     "num_local_experts": [3],
     "num_experts_per_tok": [3],
     "moe_intermediate_size": [32],
+    "shared_intermediate_size": [16, 0],
+    "shared_expert_intermediate_size": [48],
+    "qkv_bias": [True, False],
     "swiglu_alpha": [1.3],
     "swiglu_limit": [0.2],
     "rope_parameters": [{**_YARN, "rope_theta": 1e4}, {"rope_type": "default", "rope_theta": 1e4}],
@@ -77,7 +80,7 @@ _TOGETHER: list[dict[str, Any]] = [
 """Keys of which one changes what another means."""
 _OURS = (
     *("qk_norm_all_heads", "sandwich_norms", "offset_norms", "scales_embedding"),
-    *("attention_sinks", "moe_bias"),
+    *("attention_sinks", "moe_bias", "shared_expert_gate"),
 )
 _TEXT = tuple((7 * i + i * i) % 101 for i in range(40))
 _ORDER = sorted(DECODERS, key=lambda family: family.model_type != "mistral")
@@ -94,7 +97,8 @@ def _cases(family: Family) -> list[dict[str, Any]]:
 def _written(folder: Path, family: Family, keys: dict[str, Any]) -> None:
     names = {"model_type": family.model_type, "architectures": [family.architecture]}
     known = family.absent if family.experts is not None else {}
-    experts = {"num_local_experts": 4} | {k: v for k, v in _EXPERT_SIZES.items() if k in known}
+    count = "num_local_experts" if "num_local_experts" in family.reads else "num_experts"
+    experts = {count: 4} | {k: v for k, v in _EXPERT_SIZES.items() if k in known}
     sizes = {**_SIZES, **(experts if known else {})}
     (folder / "config.json").write_text(json.dumps({**names, **sizes, **keys}))
 

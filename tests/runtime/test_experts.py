@@ -94,11 +94,21 @@ def test_a_router_that_is_not_finite_in_one_row_leaves_no_answer(
         llm.generate(PROMPTS[:1], SamplingParams(4))
 
 
+def with_another_type(name: str) -> str:
+    """The types of a file whose shared expert has another one than its experts."""
+    return "Q8_0" if "shexp" in name else "F32" if name.endswith("bias") else "Q4_0"
+
+
 @needs_compiler
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
-def test_a_tokens_bits_do_not_depend_on_its_neighbours(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("qwen3-moe", "Q8_0"), ("gpt-oss", "MXFP4"), ("qwen2-moe", with_another_type)],
+)
+def test_a_tokens_bits_do_not_depend_on_its_neighbours(
+    name: str, kind: str | Callable[[str], str], tmp_path: Path
+) -> None:
     """Margins show every bit of the logits that decide."""
-    file = gguf_file("qwen3-moe", tmp_path / "model.gguf", kind)
+    file = gguf_file(name, tmp_path / "model.gguf", kind)
     params = [SamplingParams(24, 0.9, seed=seed) for seed in range(len(PROMPTS))]
     with LLM(file, max_seq_len=96, max_batch_size=3) as llm:
         alone = [
@@ -150,11 +160,15 @@ def test_fp8_is_refused_by_name(quantization: dict[str, Any], tmp_path: Path) ->
 @needs_compiler
 @pytest.mark.deep
 @pytest.mark.parametrize("compiled", ["1", "0"])
-def test_ranks_split_the_width_of_experts(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-moe", "gpt-oss"])
+def test_ranks_split_the_width_of_experts(
+    name: str, compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And shared experts, sinks and biases."""
     monkeypatch.setenv("TRTLA_COMPILED", compiled)
     texts = []
     for ranks in (1, 2):
-        with LLM(folder_and_model("qwen3-moe")[0], dtype="float32", tp_size=ranks) as llm:
+        with LLM(folder_and_model(name)[0], dtype="float32", tp_size=ranks) as llm:
             answers = llm.generate(PROMPTS, SamplingParams(20))
         texts.append([one.output_ids for one in answers])
     assert texts[0] == texts[1]

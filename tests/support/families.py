@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,41 @@ OTHERS = {
         {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32},
         {"expert_count": 8, "expert_used_count": 3},
     ),
+    "qwen2-moe": Variant(
+        "Qwen2Moe",
+        "qwen2moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 160,
+        },
+        {
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 160,
+        },
+    ),
+    "granite-shared": Variant(
+        "GraniteMoeShared",
+        "granitemoe",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 32,
+            "shared_intermediate_size": 64,
+            "residual_multiplier": 0.4,
+        },
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_shared_feed_forward_length": 64,
+            "residual_scale": 0.4,
+            "attention.scale": 1.0,
+            "logit_scale": 1.0,
+        },
+    ),
     "gpt-oss-limited": Variant(
         "GptOss",
         "",
@@ -316,7 +352,7 @@ GGUF_NAMES = _parameters([name for name, variant in OTHERS.items() if variant.gg
 
 def routes(name: str) -> bool:
     """True for mixtures of experts."""
-    return "num_local_experts" in (VARIANTS | OTHERS)[name].keys
+    return not {"num_experts", "num_local_experts"}.isdisjoint((VARIANTS | OTHERS)[name].keys)
 
 
 def make_model(variant: Variant, seed: int = 0) -> Any:
@@ -343,7 +379,7 @@ def folder_and_model(name: str) -> tuple[Path, Any]:
     return folder, model
 
 
-def gguf_file(name: str, path: Path, kind: str = "F32", **more: Any) -> Path:
+def gguf_file(name: str, path: Path, kind: str | Callable[[str], str] = "F32", **more: Any) -> Path:
     """A variant's GGUF file, as llama.cpp's converter writes it."""
     variant, model = (VARIANTS | OTHERS)[name], folder_and_model(name)[1]
     tensors, rope = {}, variant.keys.get("rope_parameters", {})

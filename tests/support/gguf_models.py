@@ -134,6 +134,14 @@ def _split_experts(
         layer, stacked, part = name.replace("block_sparse_moe", "mlp").partition(".mlp.experts.")
         if name.endswith("sinks"):
             yield f"{name}.weight", tensor
+        elif name.endswith("shared_expert_gate.weight"):
+            yield name, tensor[0]
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            for half, rows in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                yield (
+                    name.replace("shared_mlp.input_linear", f"mlp.shared_expert.{half}_proj"),
+                    rows,
+                )
         elif not stacked:
             yield name, tensor
         elif part.startswith("gate_up_proj") and alternate:

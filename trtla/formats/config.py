@@ -61,14 +61,15 @@ OPTIONS = (
     *("local_rotary_base", "unrotated_layers", "num_experts", "num_experts_per_tok"),
     *("moe_intermediate_size", "norm_topk_prob", "dense_layers", "qk_norm_all_heads"),
     *("moe_bias", "attention_sinks", "swiglu_alpha", "swiglu_limit"),
+    *("shared_intermediate_size", "shared_expert_gate"),
 )
 """Fields of `CheckpointConfig` for arithmetic that Llama does not have."""
 
 CLAMPED = "clamped_swiglu"
 """The activation of models that have a `swiglu_limit`."""
 
-QWEN2 = "Qwen2ForCausalLM"
-"""The architecture whose `attn_bias` means q, k and v only (QWenConfig, models/qwen/model.py)."""
+QWEN2, QWEN2_MOE = "Qwen2ForCausalLM", "Qwen2MoeForCausalLM"
+"""The architectures whose `attn_bias` means q, k and v only (QWenConfig, models/qwen/model.py)."""
 
 TOKENS_PER_BLOCK = 32
 """Tokens in a block of the paged K/V cache: TensorRT-LLM's default, and the torch executor's."""
@@ -176,7 +177,7 @@ class CheckpointConfig(BaseModel):
     rotary_base: float = Field(default=10000.0, gt=0)
     rotary_scaling: dict[str, Any] | None = None
     attn_bias: bool = False
-    """Biases of q, k and v, and of all but Qwen2 also of the linear behind them (`dense_bias`)."""
+    """Biases of q, k and v, and of all but these also of the linear behind them (`dense_bias`)."""
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     use_parallel_embedding: bool = False
@@ -214,6 +215,10 @@ class CheckpointConfig(BaseModel):
     """The layers of a model with experts that have none."""
     moe_bias: bool = False
     """Routers and experts have biases."""
+    shared_intermediate_size: int = Field(default=0, ge=0, le=LARGEST)
+    """The width of the expert that all tokens of a mixture share; 0: there is none."""
+    shared_expert_gate: bool = False
+    """A sigmoid decides what it counts for a token."""
     attention_sinks: bool = False
     """Each head has a score that takes a share of its attention, without a value."""
     swiglu_alpha: float = Field(default=1.0, gt=0)
@@ -297,7 +302,7 @@ class CheckpointConfig(BaseModel):
     @property
     def dense_bias(self) -> bool:
         """Return True if attention's output linear has a bias."""
-        return self.attn_bias and self.architecture != QWEN2
+        return self.attn_bias and self.architecture not in (QWEN2, QWEN2_MOE)
 
     @property
     def fp8(self) -> bool:

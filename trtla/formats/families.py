@@ -29,6 +29,7 @@ ARITHMETIC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0,)),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0,)),
     **dict.fromkeys(("moe_num_experts", "moe_intermediate_size", "num_experts_per_tok"), (0,)),
+    **dict.fromkeys(("shared_intermediate_size", "shared_expert_intermediate_size"), (0,)),
     **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), ()),
     **dict.fromkeys(("vision_config", "audio_config", "text_config"), ()),
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm", "use_mrope"), (False,)),
@@ -74,6 +75,10 @@ class ExpertNames:
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
+    shared_gate: str = "mlp.shared_expert.gate_proj"
+    shared_up: str = "mlp.shared_expert.up_proj"
+    shared_down: str = "mlp.shared_expert.down_proj"
+    """Those of the expert that all tokens share."""
     alternate: bool = field(default=False, kw_only=True)
     """The outputs of gate and up alternate, and matrices that are not in blocks are stored as
     [inputs, outputs]."""
@@ -137,7 +142,8 @@ _GRANITE = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-_EXPERT_KEYS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
+_ONE_NAME = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_EXPERT_KEYS = (*_ONE_NAME, "num_local_experts")
 _GGUF_EXPERTS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -145,6 +151,17 @@ _GGUF_EXPERTS = {
 }
 _EXPERT_WIDTH = ("intermediate_size", "moe_intermediate_size")
 """Of families whose key is that of experts."""
+_SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_GGUF_SHARED = "expert_shared_feed_forward_length"
+_GRANITE_EXPERTS = ExpertNames(
+    router="block_sparse_moe.router.layer",
+    gate="block_sparse_moe.input_linear",
+    up="block_sparse_moe.input_linear",
+    down="block_sparse_moe.output_linear",
+    shared_gate="shared_mlp.input_linear",
+    shared_up="shared_mlp.input_linear",
+    shared_down="shared_mlp.output_linear",
+)
 _ALL_WINDOWED = {"use_sliding_window": True, "max_window_layers": 0}
 _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 
@@ -258,6 +275,32 @@ DECODERS = (
         experts=ExpertNames(),
     ),
     Family(
+        model_type="qwen2_moe",
+        architecture="Qwen2MoeForCausalLM",
+        gguf="qwen2moe",
+        absent={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 16,
+            "sliding_window": _WINDOW,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_intermediate_size": 5632,
+            "attention_bias": True,
+        },
+        fixed={
+            "shared_expert_gate": True,
+            "mlp_bias": False,
+            "use_sliding_window": False,
+            "max_window_layers": 0,
+            "layer_types": None,
+        },
+        spelled=(("qkv_bias", "attention_bias"), _SHARED_WIDTH),
+        reads=(*_ONE_NAME, "shared_expert_intermediate_size"),
+        gguf_keys={**_GGUF_EXPERTS, _GGUF_SHARED: "shared_intermediate_size"},
+        experts=ExpertNames(),
+    ),
+    Family(
         model_type="olmoe",
         architecture="OlmoeForCausalLM",
         gguf="olmoe",
@@ -285,12 +328,20 @@ DECODERS = (
         has_windows=False,
         gguf_keys={**_GRANITE, **_GGUF_EXPERTS},
         gguf_pairs=True,
-        experts=ExpertNames(
-            "block_sparse_moe.router.layer",
-            gate="block_sparse_moe.input_linear",
-            up="block_sparse_moe.input_linear",
-            down="block_sparse_moe.output_linear",
-        ),
+        experts=_GRANITE_EXPERTS,
+    ),
+    Family(
+        model_type="granitemoeshared",
+        architecture="GraniteMoeSharedForCausalLM",
+        gguf="granitemoe",
+        absent={"attention_multiplier": 1.0, "num_experts": 8, "num_experts_per_tok": 2},
+        fixed={"norm_topk_prob": True, "mlp_bias": False},
+        spelled=(("num_local_experts", "num_experts"), _EXPERT_WIDTH),
+        reads=(*_GRANITE.values(), *_EXPERT_KEYS, "shared_intermediate_size"),
+        has_windows=False,
+        gguf_keys={**_GRANITE, **_GGUF_EXPERTS, _GGUF_SHARED: "shared_intermediate_size"},
+        gguf_pairs=True,
+        experts=_GRANITE_EXPERTS,
     ),
     Family(
         model_type="gpt_oss",

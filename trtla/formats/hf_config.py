@@ -50,12 +50,15 @@ _SAME_KEYS = {
     *("residual_multiplier", "logits_scaling", "attention_sinks", "swiglu_alpha", "swiglu_limit"),
 }
 """Keys that a checkpoint's config has too."""
-_EXPERT_KEYS = {"num_experts", "num_experts_per_tok", "norm_topk_prob", "moe_bias"}
+_EXPERT_KEYS = {
+    *("num_experts", "num_experts_per_tok", "norm_topk_prob", "moe_bias"),
+    *("shared_intermediate_size", "shared_expert_gate"),
+}
 """Such keys of models with experts."""
 _WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers")
 _OUR_KEYS = (
     *("qk_norm_all_heads", "sandwich_norms", "offset_norms", "scales_embedding"),
-    *("attention_sinks", "moe_bias"),
+    *("attention_sinks", "moe_bias", "shared_expert_gate"),
 )
 """Keys that no config.json has; families fix them."""
 _NULLS = ("sliding_window", "head_dim", "num_key_value_heads")
@@ -113,6 +116,8 @@ class HFConfig(BaseModel):
     norm_topk_prob: bool = False
     decoder_sparse_step: int = Field(default=1, ge=1)
     mlp_only_layers: list[int] = []
+    shared_intermediate_size: int = Field(default=0, ge=0)
+    shared_expert_gate: bool = False
     moe_bias: bool = False
     attention_sinks: bool = False
     swiglu_alpha: float = Field(default=1.0, gt=0)
@@ -205,10 +210,13 @@ def _of_family(data: dict[str, Any], family: Family) -> dict[str, Any]:
     unread = {*_OUR_KEYS, *(ours for _, ours in family.spelled)}
     unread |= set() if family.has_windows else {*_WINDOW_KEYS}
     keys = {key: value for key, value in named.items() if key not in unread}
-    if family.experts is not None and "num_local_experts" in keys:
+    if "num_local_experts" in keys and "num_local_experts" in family.reads:
         keys["num_experts"] = keys["num_local_experts"]
     keys |= {ours: keys[theirs] for theirs, ours in family.spelled if theirs in keys}
-    return {**family.absent, **keys, **family.fixed}
+    keys = {**family.absent, **keys, **family.fixed}
+    if keys.get("use_sliding_window") is False and keys.get("sliding_window") == 0:
+        keys["sliding_window"] = None  # as transformers writes it
+    return keys
 
 
 def read_hf_config(location: Path | ModelFolder) -> tuple[CheckpointConfig, DType | None]:

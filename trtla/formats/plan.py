@@ -29,6 +29,8 @@ FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 ROUTER = ".mlp.gate.weight"
 """The end of the name of a router's weight."""
+SHARED = "mlp.shared_expert"
+"""The expert that all tokens share."""
 SINKS = "self_attn.sinks.weight"
 """A layer's scores of `attention_sinks`, one of each head."""
 
@@ -118,6 +120,8 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{prefix}.{name}.weight"] = (size,)
         if config.attention_sinks:
             shapes[f"{prefix}.{SINKS}"] = (config.num_attention_heads,)
+        if config.shared_expert_gate and config.has_experts(layer):
+            shapes[f"{prefix}.{SHARED}_gate.weight"] = (hidden,)
     return {**shapes, FINAL_NORM: (hidden,), LM_HEAD: (vocab, hidden)}
 
 
@@ -221,6 +225,10 @@ def _linears(config: CheckpointConfig, layer: int) -> Iterator[tuple[str, int, i
     mlps, bias = ["mlp"], config.mlp_bias
     if config.has_experts(layer):
         yield "mlp.gate", config.num_experts, hidden, config.moe_bias
+        if shared := config.shared_intermediate_size:
+            yield f"{SHARED}.gate_proj", shared, hidden, False
+            yield f"{SHARED}.up_proj", shared, hidden, False
+            yield f"{SHARED}.down_proj", hidden, shared, False
         mlps = [f"mlp.experts.{expert}" for expert in range(config.num_experts)]
         inner, bias = config.moe_intermediate_size, config.moe_bias
     for mlp in mlps:
@@ -298,6 +306,12 @@ class _RankPlanner:
         for expert in range(experts):
             one = f"experts.{expert}"
             yield from self._mlp(f"{to}.{one}", f"{source}.{one}", inner, bias)
+        if width := self.config.shared_intermediate_size:
+            names = f"{to}.shared_expert", f"{source}.shared_expert"
+            yield from self._mlp(*names, self._chunk(width), False)
+        if self.config.shared_expert_gate:
+            gate = Block(f"{source}.shared_expert_gate.weight", (0, hidden), None)
+            yield self._target(f"{to}.router.shared_gate", gate, dtype="float32")
 
     def _mlp(self, to: str, source: str, inner: Span, bias: bool) -> Iterator[Target]:
         hidden = (0, self.config.hidden_size)

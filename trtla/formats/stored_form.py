@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy import ndarray
@@ -22,7 +22,10 @@ _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-_EXPERT = re.compile(r"mlp\.(?:(gate)|experts\.(\d+)\.(gate|up|down)_proj)(?=\.(?:weight|bias)$)")
+_EXPERT = re.compile(
+    r"mlp\.(?:(gate)|experts\.(\d+)\.(gate|up|down)_proj|shared_expert\.(gate|up|down)_proj)"
+    r"(?=\.(?:weight|bias)$)"
+)
 _GGUF_EXPERTS = ExpertNames("mlp.gate", *(f"mlp.experts.{x}_proj" for x in ("gate", "up", "down")))
 """The names that `gguf.weights` gives to tensors of all experts."""
 STACKS = ("experts.gate_up_proj", "experts.down_proj")
@@ -151,7 +154,7 @@ def _alternating(
 ) -> StoredForm:
     """The form in files with `ExpertNames.alternate`."""
     found = _EXPERT.search(name)
-    if found is None or found[1]:
+    if found is None or not found[2]:
         return form
     expert, half, step = int(found[2]), int(found[3] == "up"), 1 if found[3] == "down" else 2
     if len(shape) < 2 or config.block_types:
@@ -178,20 +181,22 @@ def _experts(config: CheckpointConfig, gguf: bool, names: Collection[str]) -> Ex
         return None
     if gguf:
         return _GGUF_EXPERTS
-    own = _family(config).experts
-    if own is not None and own.alternate:
+    own = _family(config).experts or ExpertNames()
+    if own.alternate:
         return own
     both, down = STACKS
     for module, router in _ROUTERS.items():
         if any(name.endswith(f".{module}.{both}.weight") for name in names):
-            return ExpertNames(router, *(f"{module}.{name}" for name in (both, both, down)))
+            gate, up, down = (f"{module}.{name}" for name in (both, both, down))
+            return replace(own, router=router, gate=gate, up=up, down=down)
     return own
 
 
 def _stored_name(name: str, family: Family, names: ExpertNames | None) -> str:
     """The stored tensor that is, or holds, this one."""
     if names is not None and (expert := _EXPERT.search(name)):
-        stem: str = names.router if expert[1] else getattr(names, expert[3]).format(expert[2])
+        part = "router" if expert[1] else expert[3] or f"shared_{expert[4]}"
+        stem: str = getattr(names, part).format(expert[2])
         return f"{name[: expert.start()]}{stem}{name[expert.end() :]}"
     return _fused_name(name) if family.fused else name
 

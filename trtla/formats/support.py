@@ -90,7 +90,7 @@ def check_tp_size(config: CheckpointConfig) -> None:
         )
     sizes = ["num_attention_heads", "intermediate_size"]
     if config.num_experts:
-        sizes.append("moe_intermediate_size")
+        sizes += ["moe_intermediate_size", "shared_intermediate_size"]
     if config.use_parallel_embedding and config.embedding_sharding_dim == 1:
         sizes.append("hidden_size")
     for key in sizes:
@@ -278,6 +278,7 @@ def shard_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
         "num_key_value_heads": max(1, config.num_key_value_heads // tp_size),
         "intermediate_size": config.intermediate_size // tp_size,
         "moe_intermediate_size": config.moe_intermediate_size // tp_size,
+        "shared_intermediate_size": config.shared_intermediate_size // tp_size,
     }
     return single_rank(config).model_copy(update=sizes)
 
@@ -311,5 +312,6 @@ def plain_bytes(config: CheckpointConfig, size: int, *, fp8: bool = False) -> in
     mlps = 3 * hidden * (config.num_hidden_layers - mixtures) * config.intermediate_size
     plain = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
     plain += mixtures * config.num_experts * hidden
+    mlps += 3 * hidden * mixtures * config.shared_intermediate_size
     layers = attention * config.num_hidden_layers + mlps + expert_numbers(config)
     return layers * (1 if fp8 else size) + plain * size

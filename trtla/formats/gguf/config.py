@@ -56,6 +56,9 @@ _NEEDED = ("expert_count", "expert_used_count")
 """Keys of a mixture of experts for which a family's usual number would be another model."""
 
 
+_SHARED = "expert_shared_feed_forward_length"
+
+
 def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
     """The config.json that the file's model would have at Hugging Face."""
     family = _family(path, header)
@@ -105,6 +108,8 @@ def _family(path: Path, header: Header) -> Family:
     family = BY_GGUF.get(name) if isinstance(name, str) else None
     if family is BY_GGUF["llama"] and header.metadata.get("llama.expert_count"):
         family = BY_ARCHITECTURE["MixtralForCausalLM"]
+    if family is BY_GGUF["granitemoe"] and header.metadata.get(f"granitemoe.{_SHARED}"):
+        family = BY_ARCHITECTURE["GraniteMoeSharedForCausalLM"]
     if family is None:
         *first, last = BY_GGUF
         raise UsageError(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.config import FP8, CheckpointConfig
-from trtla.formats.plan import block_names
+from trtla.formats.plan import SHARED, block_names
 from trtla.formats.support import expert_numbers, plain_bytes
 from trtla.formats.tensors import Weight, numpy_dtype, without_blocks
 from trtla.formats.torch_tensors import E4M3, as_tensor, dequantize
@@ -345,9 +345,16 @@ def _experts(tensors: ModelTensors[Tensor], config: CheckpointConfig) -> Experts
     router, bias = tensors.take_router()
     names = (f"mlp.experts.{number}" for number in range(config.num_experts))
     experts = tuple(_mlp(tensors, name, None) for name in names)
-    biases = None if bias is None else bias.float()
-    each, of_chosen = config.num_experts_per_tok, config.norm_topk_prob
-    return Experts(router.float(), experts, each, of_chosen, biases)
+    gate = tensors.take_shared_gate()
+    return Experts(
+        router.float(),
+        experts,
+        config.num_experts_per_tok,
+        config.norm_topk_prob,
+        None if bias is None else bias.float(),
+        _mlp(tensors, SHARED, None) if config.shared_intermediate_size else None,
+        None if gate is None else gate.float(),
+    )
 
 
 def _mlp(tensors: ModelTensors[Tensor], name: str, fp8: torch.dtype | None) -> Mlp:

@@ -50,6 +50,10 @@ class Experts:
     """The shares of a token's experts are the softmax over these, else over all experts."""
     router_bias: Tensor | None = None
     """float32 [experts]."""
+    shared: Mlp | None = None
+    """The expert that all tokens share."""
+    shared_gate: Tensor | None = None
+    """float32 [hidden]: its product with a token decides what that expert counts."""
 
     input_scale: ClassVar[None] = None
 
@@ -63,7 +67,13 @@ class Experts:
         total = torch.zeros_like(states)
         for place in range(self.per_token):
             total = total + parts[:, place] * shares[:, place, None]
-        return total
+        return total if self.shared is None else total + self._shared(self.shared, states, activate)
+
+    def _shared(self, expert: Mlp, states: Tensor, activate: Activation) -> Tensor:
+        out = expert(states, activate)
+        if self.shared_gate is None:
+            return out
+        return out * torch.sigmoid(states.float() @ self.shared_gate)[:, None].to(out.dtype)
 
     def routed(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts, best first, int64 [tokens, per_token], and their shares in the

@@ -62,7 +62,9 @@ class ModelTensors(Generic[W]):
         }
 
     def _stays(self, name: str, weight: W) -> bool:
-        as_it_is = name.endswith(("_scaling_factor", ".router.weight", ".router.bias"))
+        as_it_is = name.endswith(
+            ("_scaling_factor", ".router.weight", ".router.bias", ".shared_gate")
+        )
         return bool(self._prefix) or as_it_is or self._kind.is_fp8(weight)
 
     def layer(self, index: int) -> ModelTensors[W]:
@@ -118,6 +120,11 @@ class ModelTensors(Generic[W]):
         """Remove a mixture's router, [experts, hidden], and its bias, in the type that they are
         stored in."""
         return self.take("mlp.router")
+
+    def take_shared_gate(self) -> W | None:
+        """Remove the gate of a mixture's shared expert, [hidden], as `take_router`; None: it has
+        none."""
+        return self._tensors.pop("mlp.router.shared_gate", None)
 
     def take_qkv(self) -> tuple[list[W], W | None]:
         """Remove the weights of q, k and v, one or three, and the bias of all."""

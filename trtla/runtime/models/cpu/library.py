@@ -101,6 +101,7 @@ class NativeModel(Structure):
         ("qk_norm_all_heads", c_int64),
         ("swiglu_alpha", c_float),
         ("swiglu_limit", c_float),
+        ("gates_shared", c_int64),
     ]
 
 

@@ -57,7 +57,7 @@ def native_problem(config: CheckpointConfig, dtype: str) -> str | None:
 def size_problem(config: CheckpointConfig) -> str | None:
     """The size that does not fill vector registers; None: all do."""
     lanes = native.library().lanes
-    experts = ("moe_intermediate_size",) if config.num_experts else ()
+    experts = ("moe_intermediate_size", "shared_intermediate_size") if config.num_experts else ()
     for name in ("hidden_size", "intermediate_size", "head_size", *experts):
         if getattr(config, name) % lanes:
             return f"{name} is no multiple of {lanes}"
@@ -135,7 +135,7 @@ class NativeLlama(Model[HostCache]):
             norm=address(panels.vectors[NORM]),
             lm_head=lm_head.matrix,
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
+            intermediate=max(config.intermediate_size, config.shared_intermediate_size),
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_size=config.head_size,
@@ -152,6 +152,7 @@ class NativeLlama(Model[HostCache]):
             qk_norm_all_heads=config.qk_norm_all_heads,
             swiglu_alpha=config.swiglu_alpha,
             swiglu_limit=config.swiglu_limit or 0.0,
+            gates_shared=config.shared_expert_gate,
         )
         self._exchange = None if shared is None else _exchange(shared, lm_head.outputs)
         if self._exchange is not None:
@@ -172,20 +173,22 @@ class NativeLlama(Model[HostCache]):
         )
 
     def _mlp(self, name: str) -> dict[str, Any]:
-        """The products of a layer behind attention: dense ones, or a router's and all experts'."""
-        matrices = self._panels.matrices
+        """The products of a layer behind attention: those of a dense layer or a shared expert, and
+        a router's and all experts'."""
+        matrices, parts = self._panels.matrices, ("gate_up", "down")
+        found = {p: matrices[f"{name}.{p}"].matrix for p in parts if f"{name}.{p}" in matrices}
         if f"{name}.router" not in matrices:
-            return {part: matrices[f"{name}.{part}"].matrix for part in ("gate_up", "down")}
+            return found
         experts = range(self.config.num_experts)
         both = {
             part: (native.Matrix * len(experts))(
                 *(matrices[f"{name}.experts.{expert}.{part}"].matrix for expert in experts)
             )
-            for part in ("gate_up", "down")
+            for part in parts
         }
         self._experts.append(both)
         addresses = {f"experts_{part}": ctypes.addressof(each) for part, each in both.items()}
-        return {"router": matrices[f"{name}.router"].matrix, **addresses}
+        return {**found, "router": matrices[f"{name}.router"].matrix, **addresses}
 
     @property
     def arithmetic(self) -> str:

@@ -16,6 +16,7 @@ from numpy import ndarray
 
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, BlockType
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.plan import SHARED
 from trtla.formats.tensors import StoredTensor, Weight
 from trtla.runtime.arrays import address, aligned
 from trtla.runtime.models.cpu.library import Matrix, library
@@ -245,7 +246,7 @@ def pack_model(
         layer = tensors.layer(index)
         _add_layer(packer, panels, str(index), layer, layer_vectors(config))
         if layer.has_router:
-            _add_experts(packer, panels, str(index), layer, config.num_experts)
+            _add_experts(packer, panels, str(index), layer, config)
         else:
             _add_mlp(packer, panels, str(index), layer, "mlp")
     embedding, head = tensors.ends(config)
@@ -286,12 +287,20 @@ def _add_mlp(
 
 
 def _add_experts(
-    packer: Packer, panels: ModelPanels, name: str, tensors: ModelTensors[Source], count: int
+    packer: Packer,
+    panels: ModelPanels,
+    name: str,
+    tensors: ModelTensors[Source],
+    config: CheckpointConfig,
 ) -> None:
     router, bias = tensors.take_router()
-    wide = numbers(router).astype(np.float32)
+    wide, gate = numbers(router).astype(np.float32), tensors.take_shared_gate()
+    if gate is not None:
+        wide = np.concatenate((wide, numbers(gate).astype(np.float32)[None]))
     panels.matrices[f"{name}.router"] = packer.in_float32(wide, biases=_bias(bias))
-    for expert in range(count):
+    if config.shared_intermediate_size:
+        _add_mlp(packer, panels, name, tensors, SHARED)
+    for expert in range(config.num_experts):
         _add_mlp(packer, panels, f"{name}.experts.{expert}", tensors, f"mlp.experts.{expert}")
 
 

@@ -14,11 +14,11 @@ struct ExpertLayers {
     std::vector<float>& states;
 
     void fit() const {
-        int64_t experts = 0;
+        int64_t outputs = 0;
         for (int layer = 0; layer < model.num_layers; ++layer)
-            experts = std::max(experts, model.layers[layer].router.outputs);
-        routing.fit(step.tokens, experts, model.experts_per_token, model.expert_intermediate,
-                    model.hidden);
+            outputs = std::max(outputs, model.layers[layer].router.outputs);
+        routing.fit(step.tokens, outputs, model.gates_shared, model.experts_per_token,
+                    model.expert_intermediate, model.hidden);
     }
 
     // What a layer's router says of each token.
@@ -76,16 +76,20 @@ struct ExpertLayers {
         });
     }
 
-    // Adds up a token's experts, the best one first, and calls `take(first number, sums)`.
+    // Adds up a token's experts, the best one first and the shared one last, and calls
+    // `take(first number, sums)`.
     template <class Take>
-    void combine(int token, Take take) const {
+    void combine(const Layer& layer, int token, Take take) const {
         const int first = token * routing.each;
+        const float* shared = layer.down.outputs ? &routing.shared[token * model.hidden] : nullptr;
+        const float share = routing.share_of_shared(token);
         for (int64_t i = 0; i < model.hidden; i += LANES) {
             Floats sum{};
             for (int place = first; place < first + routing.each; ++place) {
                 const float* part = &routing.parts[routing.places[place] * model.hidden + i];
                 sum += load(part) * routing.shares[place];
             }
+            if (shared) sum += load(shared + i) * share;
             take(i, sum);
         }
     }

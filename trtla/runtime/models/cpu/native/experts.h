@@ -11,7 +11,9 @@
 // experts has one. Kept from step to step.
 struct Routing {
     int tokens = 0, experts = 0, each = 0;  // `each`: experts of a token
-    std::vector<float> scores, shares;      // [tokens][experts] of the router, [tokens][each]
+    int outputs = 0;                        // of the router: a score of each expert, and perhaps a gate
+    std::vector<float> scores, shares;      // [tokens][outputs], [tokens][each]
+    std::vector<float> shared;              // [tokens][hidden], of the expert that all share
     std::vector<int> chosen, places;        // [tokens][each]: experts, best first, and their rows
     std::vector<int> used, first;           // experts with rows, and the first row of each
     std::vector<int> token_of, slot_of;     // of rows: the token, and the place of its expert in `used`
@@ -23,9 +25,10 @@ struct Routing {
     int row_in_expert(int row) const { return row - first[slot_of[row]]; }
     int rows_of(int slot) const { return first[slot + 1] - first[slot]; }
 
-    void fit(int new_tokens, int new_experts, int new_each, int64_t width, int64_t hidden) {
-        tokens = new_tokens, experts = new_experts, each = new_each;
-        grow(scores, (size_t)tokens * experts);
+    void fit(int new_tokens, int new_outputs, int gates, int new_each, int64_t width, int64_t hidden) {
+        tokens = new_tokens, outputs = new_outputs, experts = outputs - gates, each = new_each;
+        grow(scores, (size_t)tokens * outputs);
+        grow(shared, tokens * hidden);
         for (auto* list : {&chosen, &places, &token_of, &slot_of}) grow(*list, rows());
         grow(shares, rows());
         grow(gated, rows() * width);
@@ -37,10 +40,15 @@ struct Routing {
     // Takes all tokens' scores. A share is the softmax over all experts, or over the chosen ones.
     void choose(bool of_chosen) {
         for (int token = 0; token < tokens; ++token) {
-            pick(&scores[(size_t)token * experts], &chosen[token * each]);
-            share(&scores[(size_t)token * experts], token * each, of_chosen);
+            pick(&scores[(size_t)token * outputs], &chosen[token * each]);
+            share(&scores[(size_t)token * outputs], token * each, of_chosen);
         }
         arrange();
+    }
+
+    // What the expert that all share counts for a token.
+    float share_of_shared(int token) const {
+        return outputs == experts ? 1.0f : 1.0f / (1.0f + std::exp(-scores[(size_t)token * outputs + experts]));
     }
 
 private:

@@ -330,13 +330,14 @@ struct Forward final : Job {
     void add_experts(const Layer& layer, int token) {
         if (!model.exchange && !adds_later(DOWN, layer)) {
             float* state = &states[token * model.hidden];
-            return experts.combine(token, [&](int64_t i, Floats sum) {
+            return experts.combine(layer, token, [&](int64_t i, Floats sum) {
                 store(state + i, load(state + i) + sum * model.residual_multiplier);
             });
         }
         float* part = model.exchange ? model.exchange->part(set_of(DOWN), model.exchange->rank)
                                      : delta.data();
-        experts.combine(token, [&](int64_t i, Floats sum) { store(part + token * model.hidden + i, sum); });
+        experts.combine(layer, token,
+                        [&](int64_t i, Floats sum) { store(part + token * model.hidden + i, sum); });
     }
 
     void score(const Operand& x, int from, int to) {
@@ -374,12 +375,11 @@ struct Forward final : Job {
             program.push_back({ATTEND, index, attentions_in_all});
             add_product(DENSE, index, layer.dense.num_panels());
             add_sum(DENSE, index);
-            if (layer.router.outputs) {
-                plan_experts(index, layer.router.num_panels());
-            } else {
+            if (layer.gate_up.outputs) {
                 add_product(GATE_UP, index, layer.gate_up.num_panels());
                 add_product(DOWN, index, layer.down.num_panels());
             }
+            if (layer.router.outputs) plan_experts(index, layer.router.num_panels());
             add_sum(DOWN, index);
             for (int tap = 0; tap < step.num_taps; ++tap)
                 if (step.taps[tap] == index) program.push_back({TAP, tap, tokens});
@@ -442,7 +442,9 @@ struct Forward final : Job {
             case GATE_UP:
                 return gate(inputs(phase), layer.gate_up, model, from, to, gated.data(),
                             model.intermediate);
-            case DOWN: return add_product_to_states(phase, layer, layer.down, from, to);
+            case DOWN:
+                if (!layer.router.outputs) return add_product_to_states(phase, layer, layer.down, from, to);
+                return write(inputs(phase), layer.down, from, to, experts.routing.shared.data(), model.hidden);
             case ROUTE: return experts.route(inputs(phase), layer.router, from, to);
             case CHOOSE: return experts.choose(layer);
             case PREPARE_EXPERTS:

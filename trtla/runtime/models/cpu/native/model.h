@@ -10,7 +10,9 @@ struct Layer {
     Matrix qkv[3];  // one of all, or where their types differ those of q, k and v; else no outputs
     Matrix dense;
     const float* post_norm;
-    Matrix gate_up, down;  // gate_up: LANES outputs of gate_proj, LANES of up_proj alternately
+    // gate_up: LANES outputs of gate_proj, LANES of up_proj alternately. In a mixture they are those of
+    // the expert that all tokens share, or without outputs.
+    Matrix gate_up, down;
     const float *q_norm, *k_norm;               // of queries and keys; null: there is none
     const float *attention_norm, *mlp_norm;     // of what is added to the states; or null
     int64_t rotary;                             // which of a step's tables turns queries and keys
@@ -44,6 +46,7 @@ struct Model {
     int64_t shares_of_chosen;  // whether a token's experts share 1, rather than what others leave
     int64_t qk_norm_all_heads;  // whether q_norm and k_norm are of all heads together
     float swiglu_alpha, swiglu_limit;  // of CLAMPED
+    int64_t gates_shared;  // whether a router's last output decides what the shared expert counts
 };
 
 // Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),
