@@ -9,20 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.compiled import needs_compiler
-from tests.support.families import folder_and_model, gguf_file
+from tests.support.families import OTHERS, folder_and_model, gguf_file
 from tests.support.fp8_folders import COMPRESSED, STATIC, declare
+from tests.support.gguf_models import state
 from trtla import LLM, SamplingParams
 from trtla.build.convert import convert
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.gguf.folder import model_folder
 from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
-from trtla.runtime.models.mlp import Experts
+from trtla.runtime.models.mlp import Choice, Experts
 from trtla.settings.drafting import NO_DRAFTER
 
 PROMPTS = [[7, 9, 11], [5, 60, 8, 21, 3, 77, 40], [90, 2, 33, 14, 58]]
@@ -30,7 +33,7 @@ PROMPTS = [[7, 9, 11], [5, 60, 8, 21, 3, 77, 40], [90, 2, 33, 14, 58]]
 
 
 def experts(router: torch.Tensor, per_token: int, of_chosen: bool) -> Experts:
-    return Experts(router, (), per_token, of_chosen)
+    return Experts(router, (), Choice(per_token, of_chosen))
 
 
 def test_of_equal_experts_the_first_ones_are_chosen() -> None:
@@ -172,3 +175,32 @@ def test_ranks_split_the_width_of_experts(
             answers = llm.generate(PROMPTS, SamplingParams(20))
         texts.append([one.output_ids for one in answers])
     assert texts[0] == texts[1]
+
+
+def test_layers_that_predict_further_tokens_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """GLM's files have one behind the last layer."""
+    source, model = folder_and_model("glm4-moe")
+    folder = tmp_path / "model"
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    first, behind = "model.layers.1.", "model.layers.3."
+    names = [name for name in tensors if name.startswith(first)]
+    more = {name.replace(first, behind): tensors[name].clone() for name in names}
+    more["model.layers.3.eh_proj.weight"] = tensors["lm_head.weight"].clone()
+    save_file({**tensors, **more}, folder / "model.safetensors", {"format": "pt"})
+    weights = state(model, "glm4moe")
+    file = gguf_file(
+        "glm4-moe",
+        tmp_path / "model.gguf",
+        keys={**OTHERS["glm4-moe"].gguf_keys, "block_count": 4, "nextn_predict_layers": 1},
+        tensors={
+            "blk.3.nextn.eh_proj.weight": np.zeros((64, 128), np.float32),
+            **{f"blk.3{n[5:]}": array for n, array in weights.items() if n.startswith("blk.1.")},
+        },
+    )
+    configs = [HFModel.open(path).config for path in (folder, model_folder(file))]
+    assert [config.num_hidden_layers for config in configs] == [3, 3]
+    assert [config.dense_layers for config in configs] == [(0,), (0,)]
+    assert "41 tensors that texts do not need: model.layers.3.*" in caplog.text

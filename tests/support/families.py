@@ -205,6 +205,51 @@ OTHERS = {
             "expert_shared_feed_forward_length": 160,
         },
     ),
+    "ernie-moe": Variant(
+        "Ernie4_5_Moe",
+        "ernie4_5-moe",
+        {
+            "num_hidden_layers": 3,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2,
+        },
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 64,
+            "leading_dense_block_count": 1,
+            "interleave_moe_layer_step": 1,
+        },
+    ),
+    "glm4-moe": Variant(
+        "Glm4Moe",
+        "glm4moe",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.8,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 1.8,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": 1,
+            "rope.dimension_count": 16,
+        },
+    ),
     "granite-shared": Variant(
         "GraniteMoeShared",
         "granitemoe",
@@ -352,7 +397,7 @@ GGUF_NAMES = _parameters([name for name, variant in OTHERS.items() if variant.gg
 
 def routes(name: str) -> bool:
     """True for mixtures of experts."""
-    return not {"num_experts", "num_local_experts"}.isdisjoint((VARIANTS | OTHERS)[name].keys)
+    return any("experts" in key for key in (VARIANTS | OTHERS)[name].keys)
 
 
 def make_model(variant: Variant, seed: int = 0) -> Any:
@@ -366,6 +411,9 @@ def make_model(variant: Variant, seed: int = 0) -> Any:
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             tensor.normal_(mean if "norm" in name else 0.0, 0.3 if tensor.dim() == 1 else 0.1)
+        for name, tensor in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                tensor.normal_(0.0, 0.3)
         model.model.embed_tokens.weight.mul_(SHARPER)
     return model.eval()
 

@@ -131,11 +131,14 @@ def _split_experts(
     """The tensors with gate and up of experts apart, by names that llama.cpp's converter knows."""
     for name, tensor in tensors.items():
         name = name.replace("block_sparse_moe.router", "block_sparse_moe.gate")
+        name = name.replace("gate.moe_statics", "moe_statics")
         layer, stacked, part = name.replace("block_sparse_moe", "mlp").partition(".mlp.experts.")
         if name.endswith("sinks"):
             yield f"{name}.weight", tensor
         elif name.endswith("shared_expert_gate.weight"):
             yield name, tensor[0]
+        elif name.endswith("e_score_correction_bias"):
+            yield name.replace("correction_bias", "correction.bias"), tensor.reshape(-1)
         elif name.endswith("shared_mlp.input_linear.weight"):
             for half, rows in zip(("gate", "up"), tensor.chunk(2), strict=True):
                 yield (

@@ -62,13 +62,15 @@ OPTIONS = (
     *("moe_intermediate_size", "norm_topk_prob", "dense_layers", "qk_norm_all_heads"),
     *("moe_bias", "attention_sinks", "swiglu_alpha", "swiglu_limit"),
     *("shared_intermediate_size", "shared_expert_gate"),
+    *("scoring_func", "score_correction", "routed_scaling_factor"),
 )
 """Fields of `CheckpointConfig` for arithmetic that Llama does not have."""
 
 CLAMPED = "clamped_swiglu"
 """The activation of models that have a `swiglu_limit`."""
 
-QWEN2, QWEN2_MOE = "Qwen2ForCausalLM", "Qwen2MoeForCausalLM"
+QWEN2 = "Qwen2ForCausalLM"
+QKV_BIASES = (QWEN2, "Qwen2MoeForCausalLM", "Glm4MoeForCausalLM")
 """The architectures whose `attn_bias` means q, k and v only (QWenConfig, models/qwen/model.py)."""
 
 TOKENS_PER_BLOCK = 32
@@ -211,6 +213,12 @@ class CheckpointConfig(BaseModel):
     moe_intermediate_size: int = Field(default=0, ge=0, le=LARGEST)
     norm_topk_prob: bool = False
     """The shares of a token's experts add up to 1; else they are of the softmax over all."""
+    scoring_func: Literal["softmax", "sigmoid"] = "softmax"
+    """The function that makes chances of a router's scores."""
+    score_correction: bool = False
+    """A learnt number is added to each expert's chance where experts are chosen."""
+    routed_scaling_factor: float = Field(default=1.0, gt=0)
+    """The factor of experts' shares."""
     dense_layers: tuple[int, ...] = ()
     """The layers of a model with experts that have none."""
     moe_bias: bool = False
@@ -302,7 +310,7 @@ class CheckpointConfig(BaseModel):
     @property
     def dense_bias(self) -> bool:
         """Return True if attention's output linear has a bias."""
-        return self.attn_bias and self.architecture not in (QWEN2, QWEN2_MOE)
+        return self.attn_bias and self.architecture not in QKV_BIASES
 
     @property
     def fp8(self) -> bool:

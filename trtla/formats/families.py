@@ -29,11 +29,17 @@ ARITHMETIC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0,)),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0,)),
     **dict.fromkeys(("moe_num_experts", "moe_intermediate_size", "num_experts_per_tok"), (0,)),
+    **dict.fromkeys(
+        ("n_shared_experts", "moe_num_shared_experts", "n_group", "topk_group"), (0, 1)
+    ),
+    **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), (0,)),
+    **dict.fromkeys(("moe_layer_end_index", "scoring_func", "topk_method"), ()),
+    **dict.fromkeys(("routed_scaling_factor", "moe_layer_interval"), (1,)),
     **dict.fromkeys(("shared_intermediate_size", "shared_expert_intermediate_size"), (0,)),
     **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), ()),
     **dict.fromkeys(("vision_config", "audio_config", "text_config"), ()),
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm", "use_mrope"), (False,)),
-    **dict.fromkeys(("use_parallel_residual", "parallel_attn"), (False,)),
+    **dict.fromkeys(("use_parallel_residual", "parallel_attn", "use_bias"), (False,)),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "attention_chunk_size"), (0,)),
     **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval", "rope_local_base_freq"), ()),
     **dict.fromkeys(("num_kv_shared_layers", "scale_depth", "dim_model_base"), (0,)),
@@ -119,6 +125,8 @@ class Family:
     """q, k and v are one weight in its files, and gate and up another."""
     experts: ExpertNames | None = None
     """Names of the weights of experts in its files; None: its layers are dense."""
+    more_layers: bool = False
+    """Its files may have layers that predict further tokens, behind the last one or in `mtp`."""
     trtllm: str | None = None
     """The folder of its converter in TensorRT-LLM, whose lookahead decoding runs it."""
 
@@ -152,6 +160,17 @@ _GGUF_EXPERTS = {
 _EXPERT_WIDTH = ("intermediate_size", "moe_intermediate_size")
 """Of families whose key is that of experts."""
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_SHARED_EXPERTS = ExpertNames(
+    shared_gate="mlp.shared_experts.gate_proj",
+    shared_up="mlp.shared_experts.up_proj",
+    shared_down="mlp.shared_experts.down_proj",
+)
+_GGUF_DENSE = {
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",  # which are left out
+}
+_GGUF_NO_DENSE = {"leading_dense_block_count": 0, "expert_shared_count": 0}
 _GGUF_SHARED = "expert_shared_feed_forward_length"
 _GRANITE_EXPERTS = ExpertNames(
     router="block_sparse_moe.router.layer",
@@ -344,6 +363,85 @@ DECODERS = (
         experts=_GRANITE_EXPERTS,
     ),
     Family(
+        model_type="ernie4_5_moe",
+        architecture="Ernie4_5_MoeForCausalLM",
+        gguf="ernie4_5-moe",
+        absent={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 4,
+            "rope_theta": 5e5,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1536,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+        },
+        fixed={
+            "norm_topk_prob": True,
+            "score_correction": True,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+        spelled=(
+            *(("moe_num_experts", "num_experts"), ("moe_k", "num_experts_per_tok")),
+            ("moe_num_shared_experts", "n_shared_experts"),
+            ("moe_layer_start_index", "first_k_dense_replace"),
+            ("moe_layer_interval", "decoder_sparse_step"),
+        ),
+        reads=(
+            *_ONE_NAME,
+            *("moe_num_experts", "moe_k", "moe_num_shared_experts", "moe_layer_start_index"),
+            *("moe_layer_interval", "moe_layer_end_index"),
+        ),
+        has_windows=False,
+        gguf_keys={
+            **_GGUF_EXPERTS,
+            **_GGUF_DENSE,
+            "interleave_moe_layer_step": "decoder_sparse_step",
+            _GGUF_SHARED: _GGUF_SHARED,  # the experts' number and width say it
+        },
+        gguf_absent=_GGUF_NO_DENSE,
+        pairs=True,
+        experts=_SHARED_EXPERTS,
+        more_layers=True,
+    ),
+    Family(
+        model_type="glm4_moe",
+        architecture="Glm4MoeForCausalLM",
+        gguf="glm4moe",
+        absent={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
+        fixed={"score_correction": True, "scoring_func": "sigmoid", "mlp_bias": False},
+        spelled=(("use_qk_norm", "qk_layernorm"), ("n_routed_experts", "num_experts")),
+        reads=(
+            *(*_ONE_NAME, "n_routed_experts", "n_shared_experts", "first_k_dense_replace"),
+            *("partial_rotary_factor", "routed_scaling_factor", "use_qk_norm"),
+        ),
+        has_windows=False,
+        gguf_keys={
+            **_GGUF_EXPERTS,
+            **_GGUF_DENSE,
+            "expert_weights_scale": "routed_scaling_factor",
+            "expert_gating_func": "expert_gating_func",
+        },
+        gguf_absent=_GGUF_NO_DENSE,
+        gguf_names={"post_attention_norm": "post_attention_layernorm", "ffn_norm": "ffn_norm"},
+        experts=_SHARED_EXPERTS,
+        more_layers=True,
+    ),
+    Family(
         model_type="gpt_oss",
         architecture="GptOssForCausalLM",
         gguf="gpt-oss",
@@ -436,6 +534,7 @@ DECODERS = (
             "tie_word_embeddings": True,
         },
         spelled=(("use_bias", "attention_bias"), ("use_bias", "mlp_bias")),
+        reads=("use_bias",),
         has_windows=False,
         pairs=True,
     ),

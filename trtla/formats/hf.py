@@ -22,6 +22,7 @@ from trtla.files import read_json
 from trtla.formats.bin_files import BinFile
 from trtla.formats.blocks import BLOCK_TYPES
 from trtla.formats.config import CheckpointConfig, Quantization, as_dtype
+from trtla.formats.families import BY_ARCHITECTURE
 from trtla.formats.gguf.header import MADE_OF
 from trtla.formats.gguf.weights import PLAIN, GgufFile
 from trtla.formats.hf_config import read_hf_config
@@ -247,15 +248,32 @@ def _unused_note(folder: Path, config: CheckpointConfig, stored: _Where) -> str 
     names = [name for name in stored if not _is_used(name, config)]
     if not names:
         return None
-    kinds = {"*." + n.rpartition(".")[2] if is_cache_scale(n) else _top(n) + ".*" for n in names}
+    kinds = {_kind(name, config) for name in names}
     tops = sorted(kinds)
     shown = ", ".join(tops[:_SHOWN]) + (", ..." if tops[_SHOWN:] else "")
     return f"{folder.name} holds {counted(len(names), 'tensor')} that texts do not need: {shown}"
 
 
+def _kind(name: str, config: CheckpointConfig) -> str:
+    """A pattern of names that are no part of the model."""
+    if is_cache_scale(name):
+        return "*." + name.rpartition(".")[2]
+    parts = name.split(".")
+    return ".".join(
+        [*parts[: 3 if parts[1] == "layers" else 2 if _predicts(name, config) else 1], "*"]
+    )
+
+
 def _is_used(name: str, config: CheckpointConfig) -> bool:
     """Return True for a part of the model; a cache that is not FP8 has no scales."""
+    if BY_ARCHITECTURE[config.architecture].more_layers and _predicts(name, config):
+        return False
     return _top(name) in ("model", "lm_head") and (config.fp8 or not is_cache_scale(name))
+
+
+def _predicts(name: str, config: CheckpointConfig) -> bool:
+    """Return True for a part of the layers that predict further tokens."""
+    return name.startswith(("model.mtp", f"model.layers.{config.num_hidden_layers}."))
 
 
 def _top(name: str) -> str:

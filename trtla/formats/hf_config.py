@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
@@ -52,13 +52,13 @@ _SAME_KEYS = {
 """Keys that a checkpoint's config has too."""
 _EXPERT_KEYS = {
     *("num_experts", "num_experts_per_tok", "norm_topk_prob", "moe_bias"),
-    *("shared_intermediate_size", "shared_expert_gate"),
+    *("shared_expert_gate", "scoring_func", "score_correction", "routed_scaling_factor"),
 }
 """Such keys of models with experts."""
 _WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers")
 _OUR_KEYS = (
     *("qk_norm_all_heads", "sandwich_norms", "offset_norms", "scales_embedding"),
-    *("attention_sinks", "moe_bias", "shared_expert_gate"),
+    *("attention_sinks", "moe_bias", "shared_expert_gate", "score_correction"),
 )
 """Keys that no config.json has; families fix them."""
 _NULLS = ("sliding_window", "head_dim", "num_key_value_heads")
@@ -117,6 +117,12 @@ class HFConfig(BaseModel):
     decoder_sparse_step: int = Field(default=1, ge=1)
     mlp_only_layers: list[int] = []
     shared_intermediate_size: int = Field(default=0, ge=0)
+    n_shared_experts: int = Field(default=0, ge=0)
+    first_k_dense_replace: int = Field(default=0, ge=0)
+    moe_layer_end_index: int = Field(default=-1, ge=-1)
+    scoring_func: Literal["softmax", "sigmoid"] = "softmax"
+    score_correction: bool = False
+    routed_scaling_factor: float = Field(default=1.0, gt=0)
     shared_expert_gate: bool = False
     moe_bias: bool = False
     attention_sinks: bool = False
@@ -180,13 +186,25 @@ class HFConfig(BaseModel):
         return [index >= self.max_window_layers for index in layers]  # others read everything
 
     @property
+    def expert_width(self) -> int:
+        """The width of an expert."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    @property
+    def shared_width(self) -> int:
+        """The width of the experts that all tokens share, together."""
+        return self.shared_intermediate_size or self.n_shared_experts * self.expert_width
+
+    @property
     def dense_layers(self) -> tuple[int, ...]:
         """The layers without experts in a model that has some."""
         if not self.num_experts:
             return ()
         every, named = self.decoder_sparse_step, self.mlp_only_layers
+        end = self.moe_layer_end_index % self.num_hidden_layers
+        mixed = range(self.first_k_dense_replace, end + 1)
         layers = range(self.num_hidden_layers)
-        return tuple(i for i in layers if i in named or (i + 1) % every)
+        return tuple(i for i in layers if i not in mixed or i in named or (i + 1) % every)
 
     @property
     def unrotated_layers(self) -> tuple[int, ...]:
@@ -344,7 +362,8 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
 def _expert_keys(config: HFConfig) -> dict[str, Any]:
     return {
         **config.model_dump(include=_EXPERT_KEYS),
-        "moe_intermediate_size": config.moe_intermediate_size or config.intermediate_size,
+        "moe_intermediate_size": config.expert_width,
+        "shared_intermediate_size": config.shared_width,
         "dense_layers": config.dense_layers,
     }
 

@@ -29,6 +29,8 @@ FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 ROUTER = ".mlp.gate.weight"
 """The end of the name of a router's weight."""
+CORRECTION = "mlp.gate.e_score_correction.bias"
+"""A layer's numbers of `score_correction`, one of each expert."""
 SHARED = "mlp.shared_expert"
 """The expert that all tokens share."""
 SINKS = "self_attn.sinks.weight"
@@ -120,6 +122,8 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{prefix}.{name}.weight"] = (size,)
         if config.attention_sinks:
             shapes[f"{prefix}.{SINKS}"] = (config.num_attention_heads,)
+        if config.score_correction and config.has_experts(layer):
+            shapes[f"{prefix}.{CORRECTION}"] = (config.num_experts,)
         if config.shared_expert_gate and config.has_experts(layer):
             shapes[f"{prefix}.{SHARED}_gate.weight"] = (hidden,)
     return {**shapes, FINAL_NORM: (hidden,), LM_HEAD: (vocab, hidden)}
@@ -309,6 +313,9 @@ class _RankPlanner:
         if width := self.config.shared_intermediate_size:
             names = f"{to}.shared_expert", f"{source}.shared_expert"
             yield from self._mlp(*names, self._chunk(width), False)
+        if self.config.score_correction:
+            block = Block(f"{source}.{CORRECTION.removeprefix('mlp.')}", (0, experts), None)
+            yield self._target(f"{to}.router.correction", block, dtype="float32")
         if self.config.shared_expert_gate:
             gate = Block(f"{source}.shared_expert_gate.weight", (0, hidden), None)
             yield self._target(f"{to}.router.shared_gate", gate, dtype="float32")

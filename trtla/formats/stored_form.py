@@ -16,7 +16,7 @@ from numpy import ndarray
 
 from trtla.formats.config import BLOCK_SIZES, CheckpointConfig
 from trtla.formats.families import BY_ARCHITECTURE, ExpertNames, Family
-from trtla.formats.plan import SINKS, hf_shapes
+from trtla.formats.plan import CORRECTION, SINKS, hf_shapes
 
 _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -36,6 +36,7 @@ _PARTS = {"": ".weight", "_bias": ".bias", "_blocks": ".weight", "_scales": ".sc
 _ROUTERS = {"mlp": "mlp.gate", "block_sparse_moe": "block_sparse_moe.router"}
 """The modules that they are in, and the routers beside them."""
 _ROTATED = ("q_proj", "k_proj", "q_norm", "k_norm")
+_CORRECTION = re.compile(r"\.mlp\.(?:gate\.)?(?:moe_statics\.)?e_score_correction_bias$")
 _SINKS = SINKS.removesuffix(".weight")
 MXFP4 = "MXFP4"
 """The type of blocks that Hugging Face's files hold, codes and scales apart."""
@@ -83,6 +84,8 @@ def canonical(name: str) -> str:
     """The name of a stored tensor as that of a module's parameter; most have it."""
     if name.endswith(_SINKS):
         return f"{name}.weight"
+    if corrected := _CORRECTION.search(name):
+        return f"{name[: corrected.start()]}.{CORRECTION}"
     for stack in STACKS:
         module, found, end = name.partition(stack)
         if found and end in _PARTS:

@@ -180,10 +180,14 @@ def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[str, Entry]]:
         yield name, entry
 
 
+_VECTORS = (*("_proj_bias", "_exps.bias", "shared_expert_gate.weight", "e_score_correction_bias"),)
+"""Ends of the names of vectors that are stored as matrices."""
+
+
 def flat_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in which a stack, of experts' matrices or biases, is one of all rows; those of
     blocks are rows of bytes."""
-    if len(shape) == 2 and name.endswith(("_proj_bias", "_exps.bias", "shared_expert_gate.weight")):
+    if len(shape) == 2 and name.endswith(_VECTORS):
         return (shape[0] * shape[1],)
     return (shape[0] * shape[1], prod(shape[2:])) if len(shape) in (3, 4) else shape
 

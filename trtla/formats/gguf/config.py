@@ -27,7 +27,9 @@ from trtla.formats.families import (
 )
 from trtla.formats.gguf.header import Header
 from trtla.formats.gguf.weights import (
+    LAYERS,
     LONG_FACTORS,
+    MORE_LAYERS,
     PLAIN,
     ROPE_FACTORS,
     SHORT_FACTORS,
@@ -52,7 +54,9 @@ _LLAMA3_LENGTHS = (8192, *(2**power for power in range(4, 21)))
 """Trained lengths to try, the most likely one first."""
 
 
-_NEEDED = ("expert_count", "expert_used_count")
+_NEEDED = (
+    *("expert_count", "expert_used_count", "leading_dense_block_count", "expert_shared_count"),
+)
 """Keys of a mixture of experts for which a family's usual number would be another model."""
 
 
@@ -86,13 +90,17 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
             if keys.get(key) or key in _NEEDED
         },
     }
-    own = {theirs: config.pop(ours) for theirs, ours in family.spelled if ours in config}
+    norms = {"qk_layernorm": "model.layers.0.self_attn.q_norm.weight" in weights.entries}
+    known = {**norms, **config}
+    own = {theirs: known[ours] for theirs, ours in family.spelled if ours in known}
+    for _, ours in family.spelled:
+        config.pop(ours, None)
     return {**config, **own, **family.gguf_implied(config)}
 
 
 def _own(keys: _Keys, key: str) -> float | int:
-    """A family's own number: of experts, or a scale."""
-    return keys.size(key) if key.startswith("expert_") else keys.number(key)
+    """A family's own number: a count or size, or a scale or base."""
+    return keys.number(key) if "scale" in key or "freq" in key else keys.size(key)
 
 
 def llama_layer(path: Path, header: Header, name: str) -> dict[str, Any]:
@@ -127,7 +135,7 @@ def _sizes(keys: _Keys, header: Header) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "intermediate_size": keys.size("feed_forward_length"),
-        "num_hidden_layers": keys.size("block_count"),
+        "num_hidden_layers": keys.size(LAYERS) - keys.size(MORE_LAYERS, 0),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", heads),
         "head_dim": head,

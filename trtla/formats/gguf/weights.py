@@ -7,6 +7,8 @@ quantised blocks stay as they are.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +55,7 @@ _LAYER = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
@@ -62,6 +65,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each rotary frequency in llama3's scaling. No weight."""
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """The same of longrope's two ranges of lengths."""
+LAYERS, MORE_LAYERS = "block_count", "nextn_predict_layers"
+"""The keys of the count of layers, and of those among them that predict further tokens."""
 NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 PLAIN = {
     "F32": np.dtype(np.float32),
@@ -90,12 +95,13 @@ class GgufFile:
             for path, (_, size, time) in zip(header.paths, file_stamps, strict=True)
         }
         family = BY_GGUF.get(str(header.metadata.get("general.architecture")))
-        names = {name: hf_name(name, family) for name in header.tensors}
+        last = _layers(header.metadata, family)
+        names = {name: hf_name(name, family) for name in header.tensors if _layer(name) < last}
         check_names(self.path, names.values())
         self._infos = {
             names[name]: _flat(name, info)
             for name, info in header.tensors.items()
-            if name not in NO_WEIGHTS
+            if name in names and name not in NO_WEIGHTS
         }
         self._heads = _turned_heads(header.metadata, family)
         self.entries = {name: _entry(name, info) for name, info in self._infos.items()}
@@ -131,6 +137,21 @@ class GgufFile:
         """Close the files; the next read opens them again."""
         for file in self._files.values():
             file.close()
+
+
+def _layers(metadata: Mapping[str, Any], family: Family | None) -> float:
+    """The number of a model's layers, without those that predict further tokens; infinity where
+    its family has none of these."""
+    if family is None or not family.more_layers:
+        return math.inf
+    count, more = (metadata.get(f"{family.gguf}.{key}", 0) for key in (LAYERS, MORE_LAYERS))
+    return count - more if isinstance(count, int) and isinstance(more, int) else math.inf
+
+
+def _layer(name: str) -> int:
+    """The layer of a tensor by llama.cpp's name; -1: it is in none."""
+    kind, number = [*name.split("."), ""][:2]
+    return int(number) if kind == "blk" and number.isdecimal() else -1
 
 
 def _flat(name: str, info: TensorInfo) -> TensorInfo:

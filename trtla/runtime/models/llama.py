@@ -36,7 +36,7 @@ from trtla.runtime.models.layers import (
     Rotary,
     fp8_products,
 )
-from trtla.runtime.models.mlp import Experts, Mlp
+from trtla.runtime.models.mlp import Choice, Experts, Mlp
 from trtla.runtime.models.rotary import layer_rotaries, rotary_configs
 from trtla.runtime.models.tensor_cache import TensorCache
 from trtla.runtime.models.tensor_model import PackedModel
@@ -345,16 +345,17 @@ def _experts(tensors: ModelTensors[Tensor], config: CheckpointConfig) -> Experts
     router, bias = tensors.take_router()
     names = (f"mlp.experts.{number}" for number in range(config.num_experts))
     experts = tuple(_mlp(tensors, name, None) for name in names)
-    gate = tensors.take_shared_gate()
-    return Experts(
-        router.float(),
-        experts,
+    beside = (tensors.take_beside_router(name) for name in ("correction", "shared_gate"))
+    vectors = [None if vector is None else vector.float() for vector in (bias, *beside)]
+    choice = Choice(
         config.num_experts_per_tok,
         config.norm_topk_prob,
-        None if bias is None else bias.float(),
-        _mlp(tensors, SHARED, None) if config.shared_intermediate_size else None,
-        None if gate is None else gate.float(),
+        config.scoring_func == "sigmoid",
+        config.routed_scaling_factor,
+        *vectors[:2],
     )
+    shared = _mlp(tensors, SHARED, None) if config.shared_intermediate_size else None
+    return Experts(router.float(), experts, choice, shared, vectors[2])
 
 
 def _mlp(tensors: ModelTensors[Tensor], name: str, fp8: torch.dtype | None) -> Mlp:

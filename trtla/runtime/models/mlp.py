@@ -35,6 +35,39 @@ class Mlp:
         return self.down(activate(*self.gate_up(states), self.down.input_scale))
 
 
+_LEAST = 1e-20  # of chances that are divided by: corrections may choose none with more
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The way in which a router's scores become a token's experts and their shares."""
+
+    per_token: int
+    of_chosen: bool
+    """The shares of a token's experts add up to 1; else they are what all experts leave."""
+    sigmoid: bool = False
+    """An expert's chance is the sigmoid of its score, else the softmax over all."""
+    scale: float = 1.0
+    """The factor of all shares."""
+    bias: Tensor | None = None
+    """float32 [experts], added to scores."""
+    correction: Tensor | None = None
+    """float32 [experts], added to chances where experts are chosen, not to their shares."""
+
+    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's experts, best first, int64 [tokens, per_token], and their shares, float32,
+        from scores [tokens, experts]. Of equal experts the first ones are chosen."""
+        if self.bias is not None:
+            scores = scores + self.bias
+        chances = scores.sigmoid() if self.sigmoid else F.softmax(scores, dim=-1)
+        rated = scores if self.correction is None else chances + self.correction
+        chosen = rated.sort(dim=-1, descending=True, stable=True).indices[:, : self.per_token]
+        shares = chances.gather(-1, chosen)
+        if self.of_chosen:
+            shares = shares / shares.sum(-1, keepdim=True).clamp(min=_LEAST)
+        return chosen, shares * self.scale
+
+
 @dataclass(frozen=True, slots=True)
 class Experts:
     """The experts of a layer.
@@ -45,11 +78,7 @@ class Experts:
     router: Tensor
     """float32 [experts, hidden]."""
     experts: tuple[Mlp, ...]
-    per_token: int
-    of_chosen: bool
-    """The shares of a token's experts are the softmax over these, else over all experts."""
-    router_bias: Tensor | None = None
-    """float32 [experts]."""
+    choice: Choice
     shared: Mlp | None = None
     """The expert that all tokens share."""
     shared_gate: Tensor | None = None
@@ -65,7 +94,7 @@ class Experts:
             rows, places = (chosen == number).nonzero(as_tuple=True)
             parts[rows, places] = self.experts[number](states[rows], activate)
         total = torch.zeros_like(states)
-        for place in range(self.per_token):
+        for place in range(self.choice.per_token):
             total = total + parts[:, place] * shares[:, place, None]
         return total if self.shared is None else total + self._shared(self.shared, states, activate)
 
@@ -76,13 +105,6 @@ class Experts:
         return out * torch.sigmoid(states.float() @ self.shared_gate)[:, None].to(out.dtype)
 
     def routed(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's experts, best first, int64 [tokens, per_token], and their shares in the
-        states' type. Of equal experts the first ones are chosen."""
-        scores = F.linear(states.float(), self.router, self.router_bias)
-        best, chosen = scores.sort(dim=-1, descending=True, stable=True)
-        best, chosen = best[:, : self.per_token], chosen[:, : self.per_token]
-        if self.of_chosen:
-            shares = F.softmax(best, dim=-1)
-        else:
-            shares = F.softmax(scores, dim=-1).gather(-1, chosen)
+        """Each token's experts and shares as `Choice` gives them, shares in the states' type."""
+        chosen, shares = self.choice(F.linear(states.float(), self.router))
         return chosen, shares.to(states.dtype)

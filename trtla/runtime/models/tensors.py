@@ -62,9 +62,7 @@ class ModelTensors(Generic[W]):
         }
 
     def _stays(self, name: str, weight: W) -> bool:
-        as_it_is = name.endswith(
-            ("_scaling_factor", ".router.weight", ".router.bias", ".shared_gate")
-        )
+        as_it_is = name.endswith("_scaling_factor") or ".router." in name
         return bool(self._prefix) or as_it_is or self._kind.is_fp8(weight)
 
     def layer(self, index: int) -> ModelTensors[W]:
@@ -121,10 +119,10 @@ class ModelTensors(Generic[W]):
         stored in."""
         return self.take("mlp.router")
 
-    def take_shared_gate(self) -> W | None:
-        """Remove the gate of a mixture's shared expert, [hidden], as `take_router`; None: it has
-        none."""
-        return self._tensors.pop("mlp.router.shared_gate", None)
+    def take_beside_router(self, name: str) -> W | None:
+        """Remove a vector that not all mixtures have, as `take_router`: `correction` [experts], or
+        the gate of a shared expert, `shared_gate` [hidden]."""
+        return self._tensors.pop(f"mlp.router.{name}", None)
 
     def take_qkv(self) -> tuple[list[W], W | None]:
         """Remove the weights of q, k and v, one or three, and the bias of all."""

@@ -67,6 +67,7 @@ class NativeLayer(Structure):
         ("router", Matrix),
         ("experts_gate_up", c_void_p),
         ("experts_down", c_void_p),
+        ("correction", c_void_p),
         ("sinks", c_void_p),
     ]
 
@@ -101,6 +102,8 @@ class NativeModel(Structure):
         ("qk_norm_all_heads", c_int64),
         ("swiglu_alpha", c_float),
         ("swiglu_limit", c_float),
+        ("scores_are_sigmoids", c_int64),
+        ("share_scale", c_float),
         ("gates_shared", c_int64),
     ]
 

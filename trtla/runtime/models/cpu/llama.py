@@ -152,6 +152,8 @@ class NativeLlama(Model[HostCache]):
             qk_norm_all_heads=config.qk_norm_all_heads,
             swiglu_alpha=config.swiglu_alpha,
             swiglu_limit=config.swiglu_limit or 0.0,
+            scores_are_sigmoids=config.scoring_func == "sigmoid",
+            share_scale=config.routed_scaling_factor,
             gates_shared=config.shared_expert_gate,
         )
         self._exchange = None if shared is None else _exchange(shared, lm_head.outputs)
@@ -188,6 +190,8 @@ class NativeLlama(Model[HostCache]):
         }
         self._experts.append(both)
         addresses = {f"experts_{part}": ctypes.addressof(each) for part, each in both.items()}
+        if (correction := self._panels.vectors.get(f"{name}.correction")) is not None:
+            addresses["correction"] = address(correction)
         return {**found, "router": matrices[f"{name}.router"].matrix, **addresses}
 
     @property

@@ -294,10 +294,12 @@ def _add_experts(
     config: CheckpointConfig,
 ) -> None:
     router, bias = tensors.take_router()
-    wide, gate = numbers(router).astype(np.float32), tensors.take_shared_gate()
+    wide, gate = numbers(router).astype(np.float32), tensors.take_beside_router("shared_gate")
     if gate is not None:
         wide = np.concatenate((wide, numbers(gate).astype(np.float32)[None]))
     panels.matrices[f"{name}.router"] = packer.in_float32(wide, biases=_bias(bias))
+    if (correction := tensors.take_beside_router("correction")) is not None:
+        panels.vectors[f"{name}.correction"] = _wide(correction)
     if config.shared_intermediate_size:
         _add_mlp(packer, panels, name, tensors, SHARED)
     for expert in range(config.num_experts):

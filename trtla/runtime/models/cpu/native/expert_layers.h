@@ -27,7 +27,8 @@ struct ExpertLayers {
     }
 
     void choose(const Layer& layer) const {
-        routing.choose(model.shares_of_chosen);
+        routing.choose({(bool)model.scores_are_sigmoids, (bool)model.shares_of_chosen,
+                        model.share_scale, layer.correction});
         for (int slot = 0; slot < routing.slots(); ++slot) {
             const Matrix &first = gate_up(layer, slot), &second = down(layer, slot);
             const int rows = routing.rows_of(slot);

@@ -7,6 +7,15 @@
 
 #include "matmul.h"
 
+// How scores of experts become choices and shares.
+struct Choice {
+    bool sigmoid, of_chosen;  // chances by sigmoid, else softmax; shares are those of the chosen ones
+    float scale;
+    const float* correction;  // what is added to a chance where it is chosen; or null
+};
+
+constexpr float LEAST = 1e-20f;  // of chances that are divided by: corrections may choose none with more
+
 // The rows of all experts together, an expert's own in the order of their tokens: each of a token's
 // experts has one. Kept from step to step.
 struct Routing {
@@ -37,18 +46,20 @@ struct Routing {
         grow(between, experts);
     }
 
-    // Takes all tokens' scores. A share is the softmax over all experts, or over the chosen ones.
-    void choose(bool of_chosen) {
+    // Takes all tokens' scores.
+    void choose(const Choice& choice) {
         for (int token = 0; token < tokens; ++token) {
-            pick(&scores[(size_t)token * outputs], &chosen[token * each]);
-            share(&scores[(size_t)token * outputs], token * each, of_chosen);
+            const float* score = &scores[(size_t)token * outputs];
+            const float top = *std::max_element(score, score + experts);
+            pick(choice.correction ? corrected(choice, score, top) : score, &chosen[token * each]);
+            share(choice, score, top, token * each);
         }
         arrange();
     }
 
     // What the expert that all share counts for a token.
     float share_of_shared(int token) const {
-        return outputs == experts ? 1.0f : 1.0f / (1.0f + std::exp(-scores[(size_t)token * outputs + experts]));
+        return outputs == experts ? 1.0f : sigmoid(scores[(size_t)token * outputs + experts]);
     }
 
 private:
@@ -67,18 +78,35 @@ private:
         }
     }
 
+    static float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+    // An expert's chance, which softmax divides by those of all.
+    static float chance(const Choice& choice, float score, float top) {
+        return choice.sigmoid ? sigmoid(score) : std::exp(score - top);
+    }
+    float chances_of_all(const Choice& choice, const float* score, float top) const {
+        float total = 0.0f;
+        for (int expert = 0; expert < experts; ++expert) total += chance(choice, score[expert], top);
+        return choice.sigmoid ? 1.0f : total;
+    }
+
+    const float* corrected(const Choice& choice, const float* score, float top) {
+        const float all = chances_of_all(choice, score, top);
+        ratings_.resize(experts);
+        for (int expert = 0; expert < experts; ++expert)
+            ratings_[expert] = chance(choice, score[expert], top) / all + choice.correction[expert];
+        return ratings_.data();
+    }
+
     // NaN where any score is, as that of an expert that is not chosen says nothing of the others.
-    void share(const float* score, int from, bool of_chosen) {
-        const float top = score[chosen[from]];
+    void share(const Choice& choice, const float* score, float top, int from) {
         float total = 0.0f;
         for (int place = from; place < from + each; ++place)
-            total += shares[place] = std::exp(score[chosen[place]] - top);
-        if (!of_chosen) {
-            total = 0.0f;
-            for (int expert = 0; expert < experts; ++expert) total += std::exp(score[expert] - top);
-        }
+            total += shares[place] = chance(choice, score[chosen[place]], top);
+        if (!choice.of_chosen) total = chances_of_all(choice, score, top);
         if (std::any_of(score, score + experts, [](float one) { return one != one; })) total = NAN;
-        for (int place = from; place < from + each; ++place) shares[place] /= total;
+        for (int place = from; place < from + each; ++place)
+            shares[place] *= choice.scale / std::max(total, LEAST);
     }
 
     void arrange() {
@@ -102,4 +130,5 @@ private:
     }
 
     std::vector<int> counts_;
+    std::vector<float> ratings_;
 };

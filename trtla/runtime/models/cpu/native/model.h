@@ -19,6 +19,7 @@ struct Layer {
     int64_t window;        // tokens that attention sees of a text, the last ones
     Matrix router;         // float32, an output for each expert; without outputs the layer is dense
     const Matrix *experts_gate_up, *experts_down;  // of each expert, as gate_up and down
+    const float* correction;  // of each expert: what is added to its chance where it is chosen; or null
     const float* sinks;    // of each head: a score beside those of tokens, without a value; or null
 };
 
@@ -46,6 +47,8 @@ struct Model {
     int64_t shares_of_chosen;  // whether a token's experts share 1, rather than what others leave
     int64_t qk_norm_all_heads;  // whether q_norm and k_norm are of all heads together
     float swiglu_alpha, swiglu_limit;  // of CLAMPED
+    int64_t scores_are_sigmoids;  // an expert's chance is the sigmoid of its score, else the softmax
+    float share_scale;     // of all shares of experts
     int64_t gates_shared;  // whether a router's last output decides what the shared expert counts
 };
 
