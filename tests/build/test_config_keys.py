@@ -13,7 +13,8 @@ import transformers
 from tests.support.families import expected_logits, folder_and_model, logits_of
 from tests.support.gguf_models import write_gguf
 from trtla.errors import UsageError
-from trtla.formats.families import DECODERS, FULL, SLIDING, Family
+from trtla.formats.families import DECODERS
+from trtla.formats.family import FULL, SLIDING, Family
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.hf_config import HFConfig, read_hf_config
 

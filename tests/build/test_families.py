@@ -80,7 +80,7 @@ def test_a_key_that_changes_the_arithmetic_is_refused_by_name(
 
 @pytest.mark.parametrize("value", [None, 0])
 def test_a_key_that_changes_nothing_is_not(value: Any, tmp_path: Path) -> None:
-    keys = {"n_routed_experts": value, "final_logit_softcapping": value, "logits_scaling": 1}
+    keys = {"kv_lora_rank": value, "final_logit_softcapping": value, "logits_scaling": 1}
     for family in DECODERS:
         name = family.architecture.removesuffix("ForCausalLM")
         read_hf_config(written(tmp_path, name, **keys))

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from trtla.formats.hf_config import read_hf_config
-from trtla.formats.plan import hf_shapes
+from trtla.formats.shapes import hf_shapes
 
 MEASURE = """
 import os, resource, sys

@@ -30,7 +30,7 @@ from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, dequantize_blocks
 from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.hf import HFModel
-from trtla.formats.plan import hf_shapes
+from trtla.formats.shapes import hf_shapes
 from trtla.formats.tensors import BFLOAT16, FLOAT32, Dequantized
 from trtla.formats.torch_tensors import as_tensor
 from trtla.runtime.models.llama import LlamaModel

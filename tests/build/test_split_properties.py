@@ -17,7 +17,8 @@ from tests.support.tensors import equal
 from trtla.formats import tensors as source_module
 from trtla.formats.checkpoint import Checkpoint, weight_bytes, write_ranks
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.plan import hf_shapes, rank_plan
+from trtla.formats.plan import rank_plan
+from trtla.formats.shapes import hf_shapes
 
 
 class DictSource:

@@ -11,7 +11,8 @@ from numpy import ndarray
 
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.plan import fp8_groups, hf_shapes
+from trtla.formats.plan import fp8_groups
+from trtla.formats.shapes import hf_shapes
 from trtla.formats.tensors import TensorSource, largest, quantize, row_spans, scale_of
 
 

@@ -16,15 +16,8 @@ from numpy import ndarray
 from trtla.errors import UsageError
 from trtla.formats.blocks import BLOCK_TYPES
 from trtla.formats.config import AWQ_GROUP_SIZES, CheckpointConfig, Quantization
-from trtla.formats.plan import (
-    EMBEDDING,
-    LM_HEAD,
-    awq_input_scale,
-    awq_scales,
-    fp8_groups,
-    hf_shapes,
-    linear_weights,
-)
+from trtla.formats.plan import awq_input_scale, awq_scales, fp8_groups
+from trtla.formats.shapes import EMBEDDING, LM_HEAD, hf_shapes, linear_weights
 from trtla.formats.support import check_mapping
 from trtla.formats.tensors import (
     BFLOAT16,

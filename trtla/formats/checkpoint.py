@@ -28,8 +28,6 @@ from trtla.files import validate
 from trtla.formats.config import DTYPES, FP8, CheckpointConfig
 from trtla.formats.model_folder import CONFIG, ModelFolder
 from trtla.formats.plan import (
-    EMBEDDING,
-    LM_HEAD,
     Block,
     Target,
     rank_plan,
@@ -38,6 +36,7 @@ from trtla.formats.plan import (
     stored_plan,
     untied,
 )
+from trtla.formats.shapes import EMBEDDING, LM_HEAD
 from trtla.formats.support import check_mapping, check_supported
 from trtla.formats.tensors import (
     E4M3,

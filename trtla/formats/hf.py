@@ -28,8 +28,9 @@ from trtla.formats.gguf.weights import PLAIN, GgufFile
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.mistaken import ADAPTER, adapter, wrapped_model
 from trtla.formats.model_folder import ModelFolder
-from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
+from trtla.formats.plan import untied
 from trtla.formats.quantised_folder import undeclared
+from trtla.formats.shapes import EMBEDDING, LM_HEAD, hf_shapes
 from trtla.formats.stored_form import (
     MXFP4,
     ReadRows,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from trtla.errors import UsageError
 from trtla.files import validate
+from trtla.formats.arithmetic import ARITHMETIC, unknown_arithmetic
 from trtla.formats.config import (
     LARGEST,
     CheckpointConfig,
@@ -25,17 +26,13 @@ from trtla.formats.config import (
 )
 from trtla.formats.families import (
     ARCHITECTURES,
-    ARITHMETIC,
     BY_ARCHITECTURE,
     ENCODER_DECODERS,
     FAMILIES,
-    LAYER_TYPES,
     MODEL_TYPES,
-    SLIDING,
-    Family,
     architecture,
-    unknown_arithmetic,
 )
+from trtla.formats.family import LAYER_TYPES, SLIDING, Family
 from trtla.formats.heads.kinds import drafter_kind, no_model_but
 from trtla.formats.hf_rotary import checkpoint_scaling, rotary_keys, share_of_heads
 from trtla.formats.model_folder import CONFIG, ModelFolder, config_kind
@@ -201,9 +198,8 @@ class HFConfig(BaseModel):
         if not self.num_experts:
             return ()
         every, named = self.decoder_sparse_step, self.mlp_only_layers
-        end = self.moe_layer_end_index % self.num_hidden_layers
-        mixed = range(self.first_k_dense_replace, end + 1)
-        layers = range(self.num_hidden_layers)
+        layers, end = range(self.num_hidden_layers), self.moe_layer_end_index
+        mixed = range(self.first_k_dense_replace, len(layers) if end < 0 else end + 1)
         return tuple(i for i in layers if i not in mixed or i in named or (i + 1) % every)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtla.formats.families import FULL, LAYER_TYPES, SLIDING, Family
+from trtla.formats.family import FULL, LAYER_TYPES, SLIDING, Family
 from trtla.formats.rope_scaling import is_positive, longrope_magnitude
 
 _LONGROPE = dict.fromkeys(("su", "yarn"), "longrope")

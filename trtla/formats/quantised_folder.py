@@ -15,7 +15,8 @@ from typing import Any
 from trtla.errors import UsageError
 from trtla.formats.config import BLOCK_SIZES, CheckpointConfig, Quantization
 from trtla.formats.model_folder import CONFIG, ModelFolder
-from trtla.formats.plan import fp8_groups, linear_weights
+from trtla.formats.plan import fp8_groups
+from trtla.formats.shapes import linear_weights
 from trtla.formats.stored_form import MXFP4, stored_forms
 from trtla.formats.stored_mxfp4 import block_types
 from trtla.formats.support import check_experts

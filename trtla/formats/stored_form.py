@@ -15,8 +15,9 @@ import numpy as np
 from numpy import ndarray
 
 from trtla.formats.config import BLOCK_SIZES, CheckpointConfig
-from trtla.formats.families import BY_ARCHITECTURE, ExpertNames, Family
-from trtla.formats.plan import CORRECTION, SINKS, hf_shapes
+from trtla.formats.families import BY_ARCHITECTURE
+from trtla.formats.family import ExpertNames, Family
+from trtla.formats.shapes import CORRECTION, SINKS, hf_shapes
 
 _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

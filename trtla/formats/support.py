@@ -20,8 +20,9 @@ from trtla.formats.config import (
     Mapping,
 )
 from trtla.formats.families import ARCHITECTURES, BY_ARCHITECTURE, FAMILIES, spelled
-from trtla.formats.plan import block_names, fp8_linears, hf_shapes, linear_sizes, single_rank
+from trtla.formats.plan import block_names, fp8_linears, linear_sizes, single_rank
 from trtla.formats.rope_scaling import is_positive
+from trtla.formats.shapes import hf_shapes
 
 _KINDS = {
     "hidden_act": ("silu", "gelu_pytorch_tanh"),

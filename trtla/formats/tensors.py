@@ -21,8 +21,6 @@ from trtla.errors import UsageError
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, BlockType, dequantize_blocks
 from trtla.formats.config import INT4, CheckpointConfig
 from trtla.formats.plan import (
-    EMBEDDING,
-    LM_HEAD,
     Block,
     Span,
     Target,
@@ -31,6 +29,7 @@ from trtla.formats.plan import (
     fp8_groups,
     stored_plan,
 )
+from trtla.formats.shapes import EMBEDDING, LM_HEAD
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)

@@ -45,7 +45,8 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
     require(weights, *TORCH)
     check_layers(Path(folder))
     # transformers reads FP8 with its scales only if the package that made it is installed
-    if (Path(folder) / MADE_OF).is_file() or quantization_name(ModelFolder.of(Path(folder))):
+    method = quantization_name(ModelFolder.of(Path(folder)))
+    if (Path(folder) / MADE_OF).is_file() or method not in (None, "mxfp4"):
         return _load_dequantized(kind, HFModel.open(folder), dtype)
     with _quiet():
         model, info = _load(kind, folder, weights, hint, dtype=dtype, output_loading_info=True)

@@ -27,8 +27,9 @@ from trtla.formats.hf import model_problems, stored_parameters
 from trtla.formats.hub import hub_folder
 from trtla.formats.model import Model
 from trtla.formats.model_folder import ModelFolder
-from trtla.formats.plan import LM_HEAD, hf_shapes, stored_plan
+from trtla.formats.plan import stored_plan
 from trtla.formats.quantised_folder import quantization_name
+from trtla.formats.shapes import LM_HEAD, hf_shapes
 from trtla.formats.special_tokens import end_tokens
 from trtla.formats.support import kv_bytes_per_token
 from trtla.llm.reading import reading_notes, template_note

@@ -16,15 +16,9 @@ from typing import Any
 import numpy as np
 
 from trtla.errors import UsageError
-from trtla.formats.families import (
-    BY_ARCHITECTURE,
-    BY_GGUF,
-    FULL,
-    GGUF_ARITHMETIC,
-    SLIDING,
-    Family,
-    unknown_arithmetic,
-)
+from trtla.formats.arithmetic import GGUF_ARITHMETIC, unknown_arithmetic
+from trtla.formats.families import BY_ARCHITECTURE, BY_GGUF
+from trtla.formats.family import FULL, SLIDING, Family
 from trtla.formats.gguf.header import Header
 from trtla.formats.gguf.weights import (
     LAYERS,
@@ -35,8 +29,8 @@ from trtla.formats.gguf.weights import (
     SHORT_FACTORS,
     GgufFile,
 )
-from trtla.formats.plan import EMBEDDING, LM_HEAD
 from trtla.formats.rope_scaling import llama3_frequencies
+from trtla.formats.shapes import EMBEDDING, LM_HEAD
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Settings of every Llama 3; the file holds only the factors that follow from them."""

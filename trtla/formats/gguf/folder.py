@@ -39,7 +39,7 @@ from trtla.formats.hf_config import parse_hf_config
 from trtla.formats.hub import hub_folder
 from trtla.formats.mistaken import no_gguf_model
 from trtla.formats.model_folder import ModelFolder
-from trtla.formats.plan import LM_HEAD
+from trtla.formats.shapes import LM_HEAD
 from trtla.formats.special_tokens import GENERATION_CONFIG
 from trtla.formats.stored_form import stored_shapes
 from trtla.formats.weight_files import raise_first, tensor_problems

@@ -21,7 +21,8 @@ from numpy import ndarray
 from trtla.errors import UsageError
 from trtla.files import read_json
 from trtla.formats.blocks import BLOCK_TYPES, dequantize_blocks
-from trtla.formats.families import BY_GGUF, Family
+from trtla.formats.families import BY_GGUF
+from trtla.formats.family import Family
 from trtla.formats.gguf.header import (
     MADE_OF,
     Header,

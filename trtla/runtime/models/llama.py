@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.config import FP8, CheckpointConfig
-from trtla.formats.plan import SHARED, block_names
+from trtla.formats.plan import block_names
+from trtla.formats.shapes import SHARED
 from trtla.formats.support import expert_numbers, plain_bytes
 from trtla.formats.tensors import Weight, numpy_dtype, without_blocks
 from trtla.formats.torch_tensors import E4M3, as_tensor, dequantize

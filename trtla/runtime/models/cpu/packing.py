@@ -16,7 +16,7 @@ from numpy import ndarray
 
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, BlockType
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.plan import SHARED
+from trtla.formats.shapes import SHARED
 from trtla.formats.tensors import StoredTensor, Weight
 from trtla.runtime.arrays import address, aligned
 from trtla.runtime.models.cpu.library import Matrix, library
