@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
@@ -72,8 +72,8 @@ class PromptRequest:
     """Treat a text as a chat message if the model has a template."""
     most: int | None = None
     """A limit of tokens: a text that must exceed it is refused before it is encoded."""
-    shown: str = ""
-    """The name of a control token that answers have in their texts."""
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """The names of control tokens that answers have in their texts, and how they have them."""
     padded: bool = False
     """Its ids are a row of an array, which padding fills up."""
 

@@ -11,7 +11,7 @@ from trtla.api.answers import Json, Labels, Writer, dumps, is_cut
 from trtla.api.errors import ApiError
 from trtla.api.generation import Generation, answers_to
 from trtla.api.protocol import FINISH_REASONS, ChatBody
-from trtla.api.reasoning import END, marks_reasoning
+from trtla.api.reasoning import marks_reasoning
 from trtla.api.responses.body import ResponseBody
 from trtla.api.responses.errors import renamed
 from trtla.api.responses.logged import TextByToken
@@ -204,15 +204,10 @@ class ResponseWriter(Writer):
         }
 
     def _thoughts(self, done: Completion) -> int:
-        """Return the number of tokens up to the mark behind the thoughts."""
+        """Return the number of tokens up to the end of the thoughts."""
         if not any(item["type"] == "reasoning" for item in self._output.items):
             return 0
-        end, text = END.encode(), b""
-        for number, token in enumerate(done.output_ids, 1):
-            text = text[-len(end) :] + self._spell(token)
-            if end in text:
-                return number
-        return len(done.output_ids)
+        return self._splitters[0].count_thoughts(list(map(self._spell, done.output_ids)))
 
 
 def _status(done: Completion) -> Status:
