@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.chat_templates import harmony_folder
+from tests.serve.test_response_items import items
 from tests.support.served import SHIPPED, serving
 from trtla import LLM
 from trtla.api.harmony import SIGNS, HarmonySplitter, speaks_harmony
@@ -20,6 +21,8 @@ from trtla.api.harmony_grammars import HARMONY
 from trtla.api.tools import Function
 from trtla.llm.grammars import GrammarCompiler
 from trtla.llm.text import Tokenizer
+from trtla.runtime.request import TokenLogProb
+from trtla.settings.messages import Rendering
 
 HELLO = [{"role": "user", "content": "hello"}]
 ZONE = {
@@ -207,6 +210,8 @@ def both(served, **body):
 
 
 def likely(served, **marks):
+    """Biases with which the small model writes messages, and ends them."""
+    marks = {"channel": 60, "message": 25, **marks}
     return {"logit_bias": {str(served.ids[f"<|{name}|>"]): bias for name, bias in marks.items()}}
 
 
@@ -214,8 +219,8 @@ def likely(served, **marks):
     "choice", ["required", {"type": "function", "function": {"name": "get_time"}}]
 )
 def test_a_forced_call_comes_behind_the_thoughts(served, choice):
-    ask = {**ASK, "tools": TOOLS, "tool_choice": choice, **likely(served, end=9)}
-    found = [both(served, **{**ask, "seed": seed}) for seed in range(6)]
+    ask = {**ASK, "tools": TOOLS, "tool_choice": choice, **likely(served, end=11)}
+    found = [both(served, **{**ask, "seed": seed}) for seed in range(3)]
     assert {(content, len(calls), reason) for _, content, calls, reason in found} == {
         ("", 1, "tool_calls")
     }
@@ -224,10 +229,8 @@ def test_a_forced_call_comes_behind_the_thoughts(served, choice):
 
 @pytest.mark.deep(first=1)
 def test_an_answer_may_be_cut_anywhere(served):
-    ask = {**ASK, "tools": TOOLS, "tool_choice": "required", **likely(served, end=9)}
-    whole = next(
-        {**ask, "seed": seed} for seed in range(9) if both(served, **{**ask, "seed": seed})[0]
-    )
+    ask = {**ASK, "tools": TOOLS, "tool_choice": "required", **likely(served, end=11)}
+    whole = {**ask, "seed": 0}
     most = served.chat(**whole).json()["usage"]["completion_tokens"]
     thoughts, found = both(served, **whole)[0], set()
     cuts = [{"max_tokens": count} for count in range(1, most)]
@@ -242,16 +245,17 @@ def test_an_answer_may_be_cut_anywhere(served):
 
 
 def test_a_free_answer_has_thoughts_text_or_calls(served):
-    ask = {**ASK, "tools": TOOLS, **likely(served, end=9, **{"return": 9})}
-    found = [both(served, **{**ask, "seed": seed}) for seed in range(9)]
-    assert {reason for *_, reason in found} == {"stop", "tool_calls"}
+    ask = {**ASK, "tools": TOOLS, **likely(served, end=11, **{"return": 12})}
+    found = [both(served, **{**ask, "seed": seed}) for seed in range(6)]
+    found += [both(served, **ASK, tools=TOOLS)]  # no mark is likely: it begins with a recipient
+    assert {reason for *_, reason in found} >= {"stop", "tool_calls"}
     assert all(bool(calls) == (reason == "tool_calls") for *_, calls, reason in found)
     assert any(thoughts for thoughts, *_ in found)
     assert any(content for _, content, *_ in found)
 
 
 def test_a_grammar_holds_for_the_final_message(served):
-    ask = {**ASK, **likely(served, end=9)}
+    ask = {**ASK, **likely(served, end=11)}
     for seed in range(4):
         for grammar in ({"regex": "[ab/]{3}"}, {"choice": ["aab", "b/"]}, {"json_schema": ZONE}):
             _, content, _, reason = both(served, **{**ask, "seed": seed}, grammar=grammar)
@@ -265,3 +269,66 @@ def test_a_grammar_holds_for_the_final_message(served):
     assert re.fullmatch("[ab]{3}", both(served, **begun, **how)[1])
     again = both(served, **{**begun, "max_tokens": 9}, continue_final_message=True)
     assert again[0] == ""
+
+
+def test_the_effort_of_a_body_reaches_the_template(served):
+    tokenizer = served.service.model.llm.tokenizer
+    for effort in ("low", "high"):
+        how = Rendering(chat_template_kwargs={"reasoning_effort": effort})
+        assert f"Reasoning: {effort}" in tokenizer.chat_text(HELLO, how)
+        count = len(tokenizer.prompt_ids(HELLO, rendering=how))
+        said = served.chat(messages=HELLO, max_tokens=1, reasoning_effort=effort).json()
+        ask = {"input": "hello", "max_output_tokens": 1, "reasoning": {"effort": effort}}
+        response = served.http.post("/v1/responses", json=ask).json()
+        assert said["usage"]["prompt_tokens"] == response["usage"]["input_tokens"] == count
+
+
+def test_pieces_have_the_thoughts_as_other_models_write_them(served):
+    ask = {**ASK, "grammar": {"regex": "[ab]{3}"}, **likely(served, end=11)}
+    thoughts, content, _, _ = both(served, **ask)
+    assert thoughts
+    lines = served.chat(**ask, stream=True, pieces=True).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    pieces = [piece for event in events for piece in event["choices"][0]["pieces"]]
+    text = "".join(piece["text"] for piece in pieces)
+    assert text == f"<think>\n{thoughts}\n</think>\n\n{content}"
+
+
+def test_an_earlier_text_is_sent_on_without_its_thoughts(folder):
+    tokenizer = Tokenizer(folder)
+
+    def ids(content):
+        return tokenizer.prompt_ids([*HELLO, {"role": "assistant", "content": content}, *HELLO])
+
+    assert ids("<think>\nWell.\n</think>\n\nYes.") == ids("Yes.")
+    assert ids("<think>\nWell.") == ids("")
+    assert ids("Yes. <think>\nWell.\n</think>\n\n") != ids("Yes. ")
+
+
+@pytest.mark.parametrize("text", [THOUGHT + PREAMBLE + THOUGHT + FINAL, PREAMBLE + CALLS[3]])
+def test_a_response_has_the_messages_as_items(folder, text):
+    tool = {"type": "function", **TOOLS[0]["function"]}
+    include = ["message.output_text.logprobs"]
+    asked = {"input": "a", "stream": True, "tools": [tool], "include": include}
+    with LLM(folder, max_batch_size=1) as llm:
+        ids = llm.tokenizer.encode(text, special=False)
+        stream = llm.tokenizer.stream((), (), SIGNS)
+        texts = [stream.push([token]) for token in ids]
+        logged = [TokenLogProb(token, -1.0, ()) for token in ids]
+        whole = items(llm, [("".join(texts), logged)], asked)
+        for size in (1, 2, 5):
+            chunks = [("".join(texts[at : at + size]), logged[at : at + size])
+                      for at in range(0, len(ids), size)]  # fmt: skip
+            assert items(llm, chunks, asked) == whole
+    kinds = [item["type"] for item in whole]
+    wanted = ["reasoning", "message"] * 2 if text.endswith(FINAL) else ["message", "function_call"]
+    assert kinds == wanted
+    listed = [part["logprobs"] for item in whole if item["type"] == "message"
+              for part in item["content"]]  # fmt: skip
+    assert "".join(one["token"] for one in listed[0]).endswith("I look.")
+
+
+def test_thoughts_are_counted_up_to_the_last_of_them():
+    tokens = [b"<|channel|>", b"analysis", b"<|message|>", b"Well", b".", b"<|end|>", b"a"]
+    assert HarmonySplitter().count_thoughts(tokens * 2 + [b"<|return|>"]) == 12
+    assert HarmonySplitter().count_thoughts(tokens[5:]) == 0

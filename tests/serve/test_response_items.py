@@ -38,7 +38,7 @@ def llm(tmp_path_factory):
 def items(llm, chunks, asked=ASKED):
     """The output of a response that comes in these texts, each with its tokens."""
     asked = read_response(json.dumps(asked).encode())
-    (answer,) = response_answers(asked, asked.chat, llm)
+    (answer,) = response_answers(asked.chat, llm)
     labels = Labels("key", 0, "tiny")
     writer = ResponseWriter(asked, asked.chat, labels, Generation([answer]), llm)
     done = SimpleNamespace(finish_reason="end_id")

@@ -11,7 +11,7 @@ from typing import Any
 
 from trtla.api.errors import ApiError
 from trtla.api.generation import Generation
-from trtla.api.harmony import HarmonySplitter, speaks_harmony
+from trtla.api.harmony import HarmonySplitter, Transcript, speaks_harmony
 from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
 from trtla.api.reasoning import ReasoningSplitter, marks_reasoning
 from trtla.api.tool_calls import AnswerSplitter, CallSplitter
@@ -109,6 +109,11 @@ class Writer:
         }
         self._spell = llm.spell
         self._splitters = _splitters(body, llm, generation, labels.key)
+        self._transcripts = {
+            index: Transcript(splitter)
+            for index, splitter in self._splitters.items()
+            if isinstance(splitter, HarmonySplitter)
+        }
         self._offsets: dict[int, int] = {}
         """Characters of each choice that log probabilities were listed for."""
         self._begun: set[int] = set()
@@ -135,7 +140,7 @@ class Writer:
         done = chunk.completion
         choice["finish_reason"] = self._reason(done) if done else None
         if self._body.pieces:
-            choice["pieces"] = list(_pieces(chunk))
+            choice["pieces"] = list(_pieces(chunk, self._transcripts.get(index)))
             choice["tokens"] = self._generation.answers[index].length  # so far
         return event(self._chunk([choice]))
 
@@ -306,10 +311,11 @@ def _times(generation: Generation, choices: int) -> Json:
     }
 
 
-def _pieces(chunk: Chunk) -> Iterator[Json]:
+def _pieces(chunk: Chunk, transcript: Transcript | None) -> Iterator[Json]:
     """Yield the text in pieces; `source` is null for the model's own tokens."""
     sources = chunk.sources or ("",) * len(chunk.pieces or ())
     for (text, accepted), source in zip(chunk.pieces or (), sources, strict=True):
+        text = transcript.push(text) if transcript else text
         yield {"text": text, "source": (source or "drafter") if accepted else None}
 
 

@@ -19,7 +19,7 @@ from trtla.api.grammars import grammar_of
 from trtla.api.harmony import SIGNS, speaks_harmony
 from trtla.api.harmony_grammars import behind_messages
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
-from trtla.api.reasoning import BEGIN, END
+from trtla.api.reasoning import BEGIN, END, marks_reasoning
 from trtla.api.tool_formats import ToolFormat, known_format
 from trtla.api.tool_grammars import control_token, thoughts, tool_grammar
 from trtla.errors import RendererLost, TrtlaError, UsageError
@@ -100,6 +100,8 @@ def answers_to(
         timeout_s: limit of their time, including waiting.
         space: of their K/V blocks and drafts.
     """
+    if isinstance(body, ChatBody):
+        body = _switched(body, llm)
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
     how = (*_drafting(llm, body), _expected(llm, body))
     prompts = _prompts(llm, body)
@@ -131,6 +133,25 @@ def answers_to(
         if body.ignore_eos:
             answer.request = replace(answer.request, end_ids=frozenset())
     return answers
+
+
+def _switched(body: ChatBody, llm: RequestMaker) -> ChatBody:
+    """Return a chat with the effort of its thoughts, as the template's variables have it."""
+    effort = body.reasoning_effort
+    if effort is None or llm.tokenizer is None:
+        return body
+    template = llm.tokenizer.template_text(bool(body.offered))
+    switches = {"enable_thinking": effort != "none", "reasoning_effort": effort}
+    variables = {name: value for name, value in switches.items() if name in template}
+    if not variables and (effort != "none" or marks_reasoning(template)):
+        raise ApiError(
+            400,
+            f"reasoning_effort is {effort}, and the model's chat template has no switch for it; "
+            "omit it",
+            "reasoning_effort",
+        )
+    given = {**variables, **body.chat_template_kwargs}
+    return body.model_copy(update={"chat_template_kwargs": given})
 
 
 def _shown(llm: RequestMaker, body: ChatBody | CompletionBody) -> Mapping[str, str]:

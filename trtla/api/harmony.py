@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from trtla.api.call_notations import NAME, InJson
-from trtla.api.reasoning import State
+from trtla.api.reasoning import BEGIN, END, State
 from trtla.api.strict import Object
 from trtla.api.tools import call_of
 from trtla.llm.text import Tokenizer
@@ -163,3 +164,29 @@ def _signed(text: str) -> str:
     for name, sign in SIGNS.items():
         text = text.replace(name, sign)
     return text
+
+
+class Transcript:
+    """An answer as one text, with its thoughts as other models mark them.
+
+    Args:
+        splitter: of the answer, before its first piece.
+    """
+
+    def __init__(self, splitter: HarmonySplitter) -> None:
+        self._splitter, self._thinks = deepcopy(splitter), False
+
+    def push(self, text: str) -> str:
+        """Add a piece, with signs; returns it without them."""
+        return "".join(map(self._shown, self._splitter.behind_calls(text)))
+
+    def _shown(self, text: str) -> str:
+        parts = self._splitter.push(text)
+        thoughts, content = (str(parts.get(key, "")) for key in ("reasoning_content", "content"))
+        mark = ""
+        if thoughts and not self._thinks:
+            mark = f"{BEGIN}\n"
+        elif content and self._thinks:
+            mark = f"\n{END}\n\n"
+        self._thinks = bool(thoughts) or (self._thinks and not content)
+        return mark + thoughts + content

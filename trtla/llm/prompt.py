@@ -11,6 +11,7 @@ from itertools import count
 from os import PathLike
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, named
@@ -83,6 +84,8 @@ class RequestMaker:
 
     executor: Decoder
     """Decodes the requests that it makes."""
+    shown: Mapping[str, str] = MappingProxyType({})
+    """The control tokens in the texts of requests that name none, as `PromptRequest` has them."""
     force_greedy = False
     """Answer requests of OpenAI's API greedily, whatever their temperature, top_k and top_p."""
 
@@ -152,7 +155,9 @@ class RequestMaker:
                 changes["request_id"] = next(self._ids)
             stream = None
             if self.tokenizer is not None:
-                new_stream = partial(self.tokenizer.stream, request.input_ids, stop, prompt.shown)
+                new_stream = partial(
+                    self.tokenizer.stream, request.input_ids, stop, prompt.shown or self.shown
+                )
                 stream = new_stream()
                 changes |= {"stop_check": StopStrings(new_stream)} if stop else {}
             chosen = replace(request, **changes) if changes else request
