@@ -7,16 +7,27 @@ from tests.support.chat_templates import harmony_folder
 from tests.support.served import SHIPPED
 from trtla import LLM
 from trtla.extras.chat.settings import ChatSettings, changed
+from trtla.settings.grammar import Grammar
+
+_MESSAGES = (
+    '<|channel|> "analysis" <|message|> "Well." <|end|> <|start|> "assistant" '
+    '<|channel|> "final" <|message|> "Yes."'
+)
 
 
 def test_thoughts_are_shown_between_marks_and_are_not_sent_back(tmp_path):
     with LLM(harmony_folder(SHIPPED, tmp_path), max_batch_size=1) as llm:
-        find = llm.tokenizer.token_id
-        likely = {find("<|channel|>"): 60.0, find("<|message|>"): 25.0, find("<|end|>"): 11.0}
-        how = {"max_output_len": 60, "logit_bias": likely, "temperature": 0.9, "seed": 0}
+        rules = _MESSAGES
+        for name in ("channel", "message", "end", "start"):
+            rules = rules.replace(f"<|{name}|>", f"<[{llm.tokenizer.token_id(f'<|{name}|>')}]>")
+        how = {"max_output_len": 60, "grammar": Grammar.of({"lark": f"start: {rules}"})}
         session = RecordedSession(llm, changed(ChatSettings(), how))
         shown = lines(session, "hello", "again")
-    first, second = shown.answers
-    assert "".join(shown.texts) == first.text + second.text
-    assert not set("".join(shown.texts)) & set(map(chr, range(0xDC00, 0xE000)))
+        hello, again = ({"role": "user", "content": text} for text in ("hello", "again"))
+        answer = {"role": "assistant", "content": "Yes."}
+        prompt = llm.tokenizer.prompt_ids([hello, answer, again])
+    text = "<think>\nWell.\n</think>\n\nYes."
+    assert "".join(shown.texts) == text * 2
+    assert [turn.answer for turn in session.turns] == [text] * 2
+    assert shown.answers[1].prompt_tokens == len(prompt)
     assert shown.refusals == []
