@@ -100,7 +100,7 @@ _TABLE = {
     "use --dtype fp8, w8a16, w4a16 or w4a16-awq": "qformat",
     "use --group-size": "awq_block_size",
     'use chat_template_kwargs, such as {"enable_thinking": false}': "enable_thinking reasoning "
-    "reasoning_budget reasoning_effort think",
+    "reasoning_budget think",
 }
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import json
-from types import SimpleNamespace
 
 import pytest
 
 from tests.support.chat_templates import HERMES_TOOLS, QWEN_CODER_TOOLS, with_template
+from tests.support.response_items import items
 from tests.support.served import SHIPPED
 from trtla import LLM
-from trtla.api.answers import Labels
-from trtla.api.generation import Generation
-from trtla.api.responses.answer import ResponseWriter, response_answers
-from trtla.api.responses.body import read_response
 from trtla.runtime.request import TokenLogProb
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -35,18 +30,6 @@ def llm(tmp_path_factory):
         yield one
 
 
-def items(llm, chunks, asked=ASKED):
-    """The output of a response that comes in these texts, each with its tokens."""
-    asked = read_response(json.dumps(asked).encode())
-    (answer,) = response_answers(asked, asked.chat, llm)
-    labels = Labels("key", 0, "tiny")
-    writer = ResponseWriter(asked, asked.chat, labels, Generation([answer]), llm)
-    done = SimpleNamespace(finish_reason="end_id")
-    for number, (text, tokens) in enumerate(chunks, 1):
-        list(writer._grow(text, tokens, done if number == len(chunks) else None))
-    return writer._output.items
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -65,11 +48,11 @@ def test_log_probabilities_are_of_the_same_items_whole_and_streamed(llm, text):
     )
     tokens = [TokenLogProb(token, -1.0, ()) for token in ids]
     texts = [decoder.decode(llm.spell(token)) for token in ids]
-    whole = items(llm, [(text, tokens)])
+    whole = items(llm, [(text, tokens)], ASKED)
     for size in (1, 2, 5):
         parts = range(0, len(ids), size)
         chunks = [("".join(texts[at : at + size]), tokens[at : at + size]) for at in parts]
-        assert items(llm, chunks) == whole
+        assert items(llm, chunks, ASKED) == whole
     shown = [item["content"][0] for item in whole if item["type"] == "message"]
     bare = text.replace(CALL, "").replace(THOUGHT, "")
     assert " ".join(one["text"] for one in shown).split() == bare.split()

@@ -693,7 +693,7 @@ UNCLOSED = {"properties": {"a": {"type": "string", "pattern": "("}}}
         ({"tool_choice": "required"}, "tool_choice", "there are none"),
         ({"functions": [tool()["function"]]}, "functions", "not supported; use tools"),
         ({"function_call": "auto"}, "function_call", "not supported; use tool_choice"),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "use chat_template_kwargs"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "has no switch for it"),
         ({"tools": [tool()], "tool_choice": tool(name="g")}, "tool_choice", "names g"),
         ({"tools": [tool()], "guided_regex": "a"}, "tools", "exclude"),
         ({"tools": [tool(description="<|end|>")]}, "tools", "hold <|end|>"),

@@ -120,6 +120,27 @@ GRANITE_4_TOOLS = (
     "end }}{% endif %}"
 )
 """As of Granite 4: JSON between the tags that Hermes has, the first call at the answer's start."""
+HARMONY = (
+    "{% macro said(to, text) %}{{ '<|start|>' + to + '<|message|>' + text + '<|end|>' }}"
+    "{% endmacro %}{{ said('system', 'Reasoning: ' + (reasoning_effort or 'medium')) }}"
+    "{% if tools %}{% set all %}# Tools\n\nnamespace functions {\n{% for tool in tools %}type {{ "
+    "tool.function.name }} = {{ (tool.function.parameters or {}) | tojson }};\n{% endfor %}}"
+    "{% endset %}{{ said('developer', all) }}{% endif %}{% set asked = namespace(to='') %}"
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% if '<|channel|>' in (message.content or '') %}{{ raise_exception('marks in a content') }}"
+    "{% endif %}{% if message.tool_calls %}{% set call = message.tool_calls[0].function %}"
+    "{% if message.thinking %}{{ said('assistant<|channel|>analysis', message.thinking) }}"
+    "{% endif %}{% set asked.to = 'functions.' + call.name %}"
+    "{{ '<|start|>assistant to=' + asked.to + '<|channel|>commentary json<|message|>' "
+    "+ (call.arguments | tojson) + '<|call|>' }}"
+    "{% else %}{{ said('assistant<|channel|>final', message.content) }}{% endif %}"
+    "{% elif message.role == 'tool' %}"
+    "{{ said(asked.to + ' to=assistant<|channel|>commentary', message.content | tojson) }}"
+    "{% else %}{{ said(message.role, message.content) }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+"""As of gpt-oss: messages with channels, between marks that are tokens."""
+_HARMONY_MARKS = ("start", "end", "message", "channel", "constrain", "return", "call")
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
     "{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 "
@@ -143,6 +164,27 @@ def with_template(model: Path, folder: Path, template: str, renamed: str = "") -
     config = folder / "tokenizer_config.json"
     said = json.loads(config.read_text()) | {"chat_template": template}
     config.write_text(json.dumps(said))
+    return folder
+
+
+def harmony_folder(model: Path, folder: Path) -> Path:
+    """A copy of a model's folder with the template and the tokens of harmony, in place of the last
+    words."""
+    with_template(model, folder, HARMONY)
+    path = folder / "tokenizer.json"
+    said = json.loads(path.read_text())
+    words = said["model"]["vocab"]
+    known = {token["content"]: token["id"] for token in said["added_tokens"]}
+    names = [f"<|{name}|>" for name in _HARMONY_MARKS if f"<|{name}|>" not in known]
+    last = sorted(words, key=words.get)[-len(names) :]
+    for name, word in zip(names, last, strict=True):
+        known[name] = words.pop(word)
+        said["added_tokens"].append({**said["added_tokens"][0], "content": name, "id": known[name]})
+    merges = said["model"]["merges"]
+    said["model"]["merges"] = [pair for pair in merges if "".join(pair) not in last]
+    path.write_text(json.dumps(said))
+    ends = [known[name] for name in ("<|endoftext|>", "<|return|>", "<|call|>")]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     return folder
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from trtla.api.errors import ApiError
 from trtla.api.generation import Generation
+from trtla.api.harmony import HarmonySplitter, Transcript, speaks_harmony
 from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
 from trtla.api.reasoning import ReasoningSplitter, marks_reasoning
 from trtla.api.tool_calls import AnswerSplitter, CallSplitter
-from trtla.api.tool_formats import known_format
+from trtla.api.tool_formats import ToolFormat, known_format
 from trtla.llm.answer import Chunk, Completion
 from trtla.llm.prompt import RequestMaker
 from trtla.results.metrics import Metrics
@@ -22,6 +23,7 @@ from trtla.runtime.request import TokenLogProb
 from trtla.runtime.stats import tokens_per_step
 
 Json = dict[str, Any]
+Splitter = AnswerSplitter | HarmonySplitter
 DONE = b"data: [DONE]\n\n"
 _LINE_BREAKS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
@@ -58,19 +60,28 @@ class Labels:
 
 def _splitters(
     body: ChatBody | CompletionBody, llm: RequestMaker, generation: Generation, key: str
-) -> dict[int, AnswerSplitter]:
+) -> dict[int, Splitter]:
     """By choice, what splits its text; none where it is one content."""
     if not isinstance(body, ChatBody) or llm.tokenizer is None:
         return {}
-    thinks = marks_reasoning(llm.tokenizer.template_text(bool(body.offered)))
-    format_ = known_format(llm) if body.offered else None
+    parameters = {tool.function.name: tool.function.parameters for tool in body.offered}
+    if speaks_harmony(llm.tokenizer, tools=bool(parameters)):
+        return {
+            index: HarmonySplitter(
+                answer.input_text or "", body.begun_text, f"{key}-{index}", parameters
+            )
+            for index, answer in enumerate(generation.answers)
+        }
+    thinks = marks_reasoning(llm.tokenizer.template_text(bool(parameters)))
+    format_ = known_format(llm) if parameters else None
     if not (thinks or format_):
         return {}
-    parameters = {tool.function.name: tool.function.parameters for tool in body.offered}
     return {
         index: AnswerSplitter(
             ReasoningSplitter(answer.input_text or "", body.begun_text) if thinks else None,
-            CallSplitter(format_, f"{key}-{index}", parameters) if format_ else None,
+            CallSplitter(format_, f"{key}-{index}", parameters)
+            if isinstance(format_, ToolFormat)
+            else None,
         )
         for index, answer in enumerate(generation.answers)
     }
@@ -98,6 +109,11 @@ class Writer:
         }
         self._spell = llm.spell
         self._splitters = _splitters(body, llm, generation, labels.key)
+        self._transcripts = {
+            index: Transcript(splitter)
+            for index, splitter in self._splitters.items()
+            if isinstance(splitter, HarmonySplitter)
+        }
         self._offsets: dict[int, int] = {}
         """Characters of each choice that log probabilities were listed for."""
         self._begun: set[int] = set()
@@ -124,7 +140,7 @@ class Writer:
         done = chunk.completion
         choice["finish_reason"] = self._reason(done) if done else None
         if self._body.pieces:
-            choice["pieces"] = list(_pieces(chunk))
+            choice["pieces"] = list(_pieces(chunk, self._transcripts.get(index)))
             choice["tokens"] = self._generation.answers[index].length  # so far
         return event(self._chunk([choice]))
 
@@ -295,10 +311,11 @@ def _times(generation: Generation, choices: int) -> Json:
     }
 
 
-def _pieces(chunk: Chunk) -> Iterator[Json]:
+def _pieces(chunk: Chunk, transcript: Transcript | None) -> Iterator[Json]:
     """Yield the text in pieces; `source` is null for the model's own tokens."""
     sources = chunk.sources or ("",) * len(chunk.pieces or ())
     for (text, accepted), source in zip(chunk.pieces or (), sources, strict=True):
+        text = transcript.push(text) if transcript else text
         yield {"text": text, "source": (source or "drafter") if accepted else None}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -12,13 +12,15 @@ from trtla.api.strict import Object
 from trtla.api.tools import Function
 from trtla.errors import UsageError
 from trtla.settings.fields import shown
-from trtla.settings.grammar import BLANKS
+from trtla.settings.grammar import BLANKS, Grammar
 from trtla.settings.schemas import fitted, without_notes
 
 NAME = "[A-Za-z0-9_.-]"
 """The characters of a function's name."""
 _OF_KEYS = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
 """Keywords with which a schema without `properties` says what keys an object has."""
+ControlToken = Callable[[str], int | None]
+"""The id of a control token by its name; None: the name is no control token."""
 
 
 class Arguments(NamedTuple):
@@ -151,3 +153,11 @@ def _fitted(parameters: Object) -> Object:
 def as_json(value: object) -> str:
     """The JSON of a value, which is also how rules write a text."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def with_blanks(answer: Grammar) -> str:
+    """A schema with the expression of its blanks."""
+    schema = json.loads(answer.text)
+    given = schema.get("x-guidance")
+    guidance = {**(given if isinstance(given, dict) else {}), "whitespace_pattern": answer.blanks}
+    return as_json({**schema, "x-guidance": guidance})

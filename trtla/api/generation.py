@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,10 +16,12 @@ from trtla.api.declared import DRAFTING
 from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.grammars import FIELDS as GRAMMARS
 from trtla.api.grammars import grammar_of
+from trtla.api.harmony import SIGNS, speaks_harmony
+from trtla.api.harmony_grammars import behind_messages
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
-from trtla.api.reasoning import BEGIN, END
-from trtla.api.tool_formats import known_format
-from trtla.api.tool_grammars import thoughts, tool_grammar
+from trtla.api.reasoning import BEGIN, END, marks_reasoning
+from trtla.api.tool_formats import ToolFormat, known_format
+from trtla.api.tool_grammars import control_token, thoughts, tool_grammar
 from trtla.errors import RendererLost, TrtlaError, UsageError
 from trtla.llm.answer import Answer, Chunk, Completion, chunk_of
 from trtla.llm.prompt import Prompt, PromptRequest, RequestMaker
@@ -98,13 +100,15 @@ def answers_to(
         timeout_s: limit of their time, including waiting.
         space: of their K/V blocks and drafts.
     """
+    if isinstance(body, ChatBody):
+        body = _switched(body, llm)
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
     how = (*_drafting(llm, body), _expected(llm, body))
     prompts = _prompts(llm, body)
     with _naming("chat_template_kwargs"):
         rendering = body.rendering
     sampling, most = _sampling(llm, body, timeout_s, seed), llm.limits.max_prompt_len
-    shown = known_format(llm).mark if rendering.tools else ""
+    shown = _shown(llm, body)
     answers: list[Answer] = []
     for index, (name, prompt) in enumerate(prompts):
         request = PromptRequest(
@@ -129,6 +133,35 @@ def answers_to(
         if body.ignore_eos:
             answer.request = replace(answer.request, end_ids=frozenset())
     return answers
+
+
+def _switched(body: ChatBody, llm: RequestMaker) -> ChatBody:
+    """Return a chat with the effort of its thoughts, as the template's variables have it."""
+    effort = body.reasoning_effort
+    if effort is None or llm.tokenizer is None:
+        return body
+    template = llm.tokenizer.template_text(bool(body.offered))
+    switches = {"enable_thinking": effort != "none", "reasoning_effort": effort}
+    variables = {name: value for name, value in switches.items() if name in template}
+    if not variables and (effort != "none" or marks_reasoning(template)):
+        raise ApiError(
+            400,
+            f"reasoning_effort is {effort}, and the model's chat template has no switch for it; "
+            "omit it",
+            "reasoning_effort",
+        )
+    given = {**variables, **body.chat_template_kwargs}
+    return body.model_copy(update={"chat_template_kwargs": given})
+
+
+def _shown(llm: RequestMaker, body: ChatBody | CompletionBody) -> Mapping[str, str]:
+    """The control tokens that the texts of an answer have, which its splitter looks for."""
+    if not isinstance(body, ChatBody):
+        return {}
+    if speaks_harmony(llm.tokenizer, tools=bool(body.offered)):
+        return SIGNS
+    format_ = known_format(llm) if body.offered else None
+    return {format_.mark: format_.mark} if isinstance(format_, ToolFormat) else {}
 
 
 def _prompts(llm: RequestMaker, body: ChatBody | CompletionBody) -> list[tuple[str, Prompt]]:
@@ -181,7 +214,9 @@ def _sampling(
     elif isinstance(body, ChatBody) and grammar is not None:
         with _naming("messages"):
             state = thoughts(llm, body, _conversation(body))
-        if state != "answering":
+        if speaks_harmony(llm.tokenizer, tools=False):
+            grammar = behind_messages(grammar, state, control_token(llm))
+        elif state != "answering":
             opened = BEGIN if state == "undecided" else ""
             grammar = replace(grammar, behind=END, opened=opened)
     if grammar is not None and body.ignore_eos:

@@ -140,6 +140,8 @@ _Id = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Biases = Annotated[
     dict[_Id, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
 ]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+SWITCHES = "For templates with a switch: enable_thinking or reasoning_effort."
 Lookahead = Literal["auto"] | Annotated[list[int], Field(min_length=3, max_length=3)]
 
 
@@ -249,6 +251,7 @@ class ChatBody(Body):
         {},
         description="trtla, as vLLM: variables of the chat template, such as enable_thinking.",
     )
+    reasoning_effort: Effort | None = Field(None, description=SWITCHES)
     tools: list[Tool] = Field(
         [], max_length=MOST_TOOLS, fail_fast=True, description="Functions that may be called."
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from trtla.api.reasoning import ReasoningSplitter, begins_mark, held_back
+from trtla.api.reasoning import END, ReasoningSplitter, begins_mark, held_back
 from trtla.api.strict import Object
 from trtla.api.tool_formats import ToolFormat
+from trtla.api.tools import call_of
 
 Json = dict[str, Any]
-_ID_DIGITS = 9
-"""The length of a call's id, which Mistral's templates require."""
 
 
 class CallSplitter:
@@ -134,10 +132,7 @@ class CallSplitter:
         self._held = self._held[arguments.length :]
         index, self._state = self.count, "tail"
         self.count, self._begun = index + 1, False
-        digest = hashlib.blake2b(f"{self._key}-{index}".encode()).hexdigest()
-        function = {"name": self._name, "arguments": arguments.json}
-        identity = {"index": index, "id": digest[:_ID_DIGITS], "type": "function"}
-        return [{**identity, "function": function}]
+        return [call_of(self._key, index, self._name, arguments.json)]
 
     def _tail(self, last: bool) -> None:
         """Read from behind the arguments to the next call, or to the text behind."""
@@ -174,6 +169,15 @@ class AnswerSplitter:
         if self._calls is None:
             return [text]
         return re.split(f"(?<={re.escape(self._calls.end)})", text)
+
+    def count_thoughts(self, tokens: Sequence[bytes]) -> int:
+        """Return the number of an answer's tokens up to the mark behind its thoughts."""
+        end, text = END.encode(), b""
+        for number, token in enumerate(tokens, 1):
+            text = text[-len(end) :] + token
+            if end in text:
+                return number
+        return len(tokens)
 
     def push(self, text: str, *, last: bool = False, cut: bool = False) -> Json:
         """Add a piece; returns what is now certain, as fields of a message or delta.

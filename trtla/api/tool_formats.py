@@ -6,13 +6,14 @@ of each function's parameters.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trtla.api.call_notations import InJson, Notation, as_json
+from trtla.api.call_notations import ControlToken, InJson, Notation, as_json, with_blanks
 from trtla.api.errors import ApiError
+from trtla.api.harmony import speaks_harmony
+from trtla.api.harmony_grammars import HARMONY, Harmony
 from trtla.api.reasoning import BEGIN, END, State
 from trtla.api.tagged_calls import InTags
 from trtla.api.tools import Function
@@ -24,8 +25,6 @@ _THOUGHTS = {"undecided": rf"\s*{BEGIN}(?s:.*){_END}", "thinking": f"(?s:.*){_EN
 _NO_THOUGHTS = rf" & ~/\s*{BEGIN}(?s:.*)/"
 _STARTS = {"undecided": "rest | thoughts BLANKS rest", "thinking": "thoughts BLANKS rest"}
 _ANY = "(?s:.*)"
-ControlToken = Callable[[str], int | None]
-"""The id of a control token by its name; None: the name is no control token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class ToolFormat:
             rules += added
         if answer is not None and not must:
             parts += (f"{answer.name} of {answer.given_as}",)
-            rules.append(f"answer: %json {_with_blanks(answer)}")
+            rules.append(f"answer: %json {with_blanks(answer)}")
         rules += self.notation.terminals()
         if state in _THOUGHTS:
             rules += [f"thoughts[lazy]: /{_THOUGHTS[state]}/", r"BLANKS: /[\n ]{0,2}/"]
@@ -137,14 +136,6 @@ class ToolFormat:
         if self.marks_each:
             return f"{begin} call {end} ({joint} {mark} {begin} call {end})*"
         return f"{begin} call ({joint} call)* {end}"
-
-
-def _with_blanks(answer: Grammar) -> str:
-    """A schema with the expression of its blanks."""
-    schema = json.loads(answer.text)
-    given = schema.get("x-guidance")
-    guidance = {**(given if isinstance(given, dict) else {}), "whitespace_pattern": answer.blanks}
-    return as_json({**schema, "x-guidance": guidance})
 
 
 def _terminal(text: str, control: ControlToken) -> str:
@@ -203,15 +194,18 @@ def format_of(template: str) -> ToolFormat | None:
     return None
 
 
-def known_format(llm: RequestMaker) -> ToolFormat:
+def known_format(llm: RequestMaker) -> ToolFormat | Harmony:
     """The format of a model's calls; raises `ApiError` if its template has none that is known."""
+    if speaks_harmony(llm.tokenizer, tools=True):
+        return HARMONY
     template = "" if llm.tokenizer is None else llm.tokenizer.template_text(tools=True)
     if (known := format_of(template)) is not None:
         return known
     raise ApiError(
         400,
         "the model's chat template has no calls of tools as Qwen (Hermes, Coder), Llama 3, "
-        "Mistral and Granite write them; omit tools, or serve a model that is trained for them",
+        "Mistral, Granite and gpt-oss write them; omit tools, or serve a model that is trained for "
+        "them",
         "tools",
         "unsupported_parameter",
     )

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from trtla.api.call_notations import arguments_schema
+from trtla.api.call_notations import ControlToken, arguments_schema
 from trtla.api.errors import ApiError, refused
+from trtla.api.harmony import HarmonySplitter, speaks_harmony
 from trtla.api.protocol import ChatBody
 from trtla.api.reasoning import ReasoningSplitter, State, marks_reasoning
 from trtla.api.tool_formats import ToolFormat, known_format
@@ -39,11 +40,10 @@ def tool_grammar(
             400, "tools exclude a grammar that is no JSON schema; omit one of them", "tools"
         )
     must = body.tool_choice not in (None, "auto")
-    format_, tokenizer = known_format(llm), llm.tokenizer
+    format_ = known_format(llm)
     functions = [tool.function for tool in callable_tools(body.tools, body.tool_choice)]
-    if answer is not None and format_.leads and not must:
+    if answer is not None and isinstance(format_, ToolFormat) and format_.leads and not must:
         _check_told_apart(answer, format_, functions)
-    assert tokenizer is not None
     if llm.limits.fixed_triples:
         if must:
             raise ApiError(
@@ -54,22 +54,30 @@ def tool_grammar(
             )
         return answer
 
-    def control(name: str) -> int | None:
-        token = tokenizer.token_id(name)
-        return token if token in tokenizer.control_ids else None
-
     make = partial(
         format_.grammar,
         state=thoughts(llm, body, messages),
         must=must,
         several=body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool),
-        control=control,
+        control=control_token(llm),
         answer=answer,
     )
     try:
         return _usable(llm, make, functions, loosens=not must)
     except UsageError as error:
         raise refused(error, "tools") from None
+
+
+def control_token(llm: RequestMaker) -> ControlToken:
+    """What finds the ids of a model's control tokens."""
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
+
+    def control(name: str) -> int | None:
+        token = tokenizer.token_id(name)
+        return token if token in tokenizer.control_ids else None
+
+    return control
 
 
 def _check_told_apart(answer: Grammar, format_: ToolFormat, functions: list[Function]) -> None:
@@ -158,7 +166,9 @@ def _can_keep(schema: str) -> bool:
 def thoughts(llm: RequestMaker, body: ChatBody, messages: Messages) -> State:
     """The state of the thoughts when the answer begins, by the end of the prompt."""
     tokenizer, tools = llm.tokenizer, bool(body.offered)
-    if tokenizer is None or not marks_reasoning(tokenizer.template_text(tools)):
+    harmony = speaks_harmony(tokenizer, tools=tools)
+    if tokenizer is None or not (harmony or marks_reasoning(tokenizer.template_text(tools))):
         return "answering"
     prompt = tokenizer.chat_text(check_messages(messages, "the conversation"), body.rendering)
-    return ReasoningSplitter(prompt, body.begun_text).state
+    splitter = HarmonySplitter if harmony else ReasoningSplitter
+    return splitter(prompt, body.begun_text).state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,8 @@ from trtla.settings.fields import shown
 from trtla.settings.tool_calls import CALL_ID, FUNCTION_NAME
 
 MOST_TOOLS = 128
+_ID_DIGITS = 9
+"""The length of a call's id, which Mistral's templates require."""
 _SCHEMAS = ("input_schema", "inputSchema")
 """Names that other APIs have for the schema of a function's parameters."""
 NAME_RULE = "a name of at most 64 letters, digits, _, - and ."
@@ -119,3 +122,10 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Too
     """The tools that may be called; with a named function it alone."""
     named = choice.function.name if isinstance(choice, NamedTool) else None
     return [tool for tool in tools if named in (None, tool.function.name)]
+
+
+def call_of(key: str, index: int, name: str, arguments: str) -> Object:
+    """One call of an answer, as OpenAI has it; `key`: what the ids of its calls are made of."""
+    digest = hashlib.blake2b(f"{key}-{index}".encode()).hexdigest()
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": digest[:_ID_DIGITS], "type": "function", "function": function}

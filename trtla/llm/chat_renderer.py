@@ -42,6 +42,8 @@ _RESULT = {"role": "tool", "content": "trialtool", "tool_call_id": "trial7f3c"}
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
 _FUNCTION = {"name": "trial", "description": "a", "parameters": _PARAMETERS}
 _TOOLS = ({"type": "function", "function": _FUNCTION},)
+_THOUGHTS = re.compile(r"^<think>\n.*?(\n</think>\n\n|\Z)", re.DOTALL)
+"""As `trtla.api.harmony.Transcript` shows them."""
 _VALUE, _STRAY = "trialvalue", "straykey"
 
 
@@ -87,6 +89,8 @@ class ChatRenderer:
             trial = partial(self._trial, rendering=Rendering(tools=_TOOLS if tools else ()))
             self._forms[tools] = TemplateForm(trial)
         self._forms[tools].check(messages)
+        if "<|channel|>" in self._known().text(tools):
+            messages = list(map(_without_thoughts, messages))
         return [self._forms[tools].adapted(message) for message in messages]
 
     def text(self, messages: Messages, rendering: Rendering) -> str:
@@ -214,6 +218,14 @@ class TemplateForm:
         wrong = re.compile(rf"""('|\\"){_VALUE}""")
         objects, json_ = (_VALUE in text and not wrong.search(text) for text in texts)
         return objects or (not json_ and _VALUE in texts[0]), json_
+
+
+def _without_thoughts(message: Message) -> Message:
+    """An earlier answer without the thoughts in front, which templates of harmony cannot read."""
+    content = message["content"]
+    if message["role"] != "assistant" or not isinstance(content, str):
+        return message
+    return with_text(message, 0, _THOUGHTS.sub("", content))
 
 
 def _stray_part(content: Content) -> list[dict[str, str]]:

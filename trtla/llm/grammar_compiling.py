@@ -103,8 +103,8 @@ def with_ascii(pattern: str) -> str:
 
 
 def _behind(grammar: Grammar, written: str) -> str:
-    """The rules behind the mark that the grammar is for, and at most two blanks."""
-    if not grammar.behind:
+    """The rules behind what is in front: other rules, or a mark and at most two blanks."""
+    if not (grammar.behind or grammar.front):
         return written
     is_lark = grammar.kind in ("lark", "choice")
     parts = [{"lark_grammar": written}] if is_lark else json.loads(written)["grammars"]
@@ -113,6 +113,8 @@ def _behind(grammar: Grammar, written: str) -> str:
     )
     start = f"start: {'@rest | ' if opened else ''}front BLANKS @rest"
     front = f"{start}\nfront[lazy]: /{opened}(?s:.*){mark}/\nBLANKS: /[\\n ]{{0,2}}/"
+    if grammar.front:
+        front = f"start: front @rest\n{grammar.front}"
     parts[0]["name"] = "rest"
     return json.dumps({"grammars": [{"name": "front", "lark_grammar": front}, *parts]})
 

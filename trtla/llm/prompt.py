@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from os import PathLike
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError, named
@@ -72,8 +73,8 @@ class PromptRequest:
     """Treat a text as a chat message if the model has a template."""
     most: int | None = None
     """A limit of tokens: a text that must exceed it is refused before it is encoded."""
-    shown: str = ""
-    """The name of a control token that answers have in their texts."""
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """The names of control tokens that answers have in their texts, and how they have them."""
     padded: bool = False
     """Its ids are a row of an array, which padding fills up."""
 
@@ -83,6 +84,8 @@ class RequestMaker:
 
     executor: Decoder
     """Decodes the requests that it makes."""
+    shown: Mapping[str, str] = MappingProxyType({})
+    """The control tokens in the texts of requests that name none, as `PromptRequest` has them."""
     force_greedy = False
     """Answer requests of OpenAI's API greedily, whatever their temperature, top_k and top_p."""
 
@@ -152,7 +155,9 @@ class RequestMaker:
                 changes["request_id"] = next(self._ids)
             stream = None
             if self.tokenizer is not None:
-                new_stream = partial(self.tokenizer.stream, request.input_ids, stop, prompt.shown)
+                new_stream = partial(
+                    self.tokenizer.stream, request.input_ids, stop, prompt.shown or self.shown
+                )
                 stream = new_stream()
                 changes |= {"stop_check": StopStrings(new_stream)} if stop else {}
             chosen = replace(request, **changes) if changes else request

@@ -214,18 +214,23 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
     def stream(
-        self, prompt: Sequence[int], stop: Sequence[str] = (), shown: str = ""
+        self,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        shown: Mapping[str, str] | None = None,
     ) -> TextStream:
         """Return the text stream of an output, up to the first stop string.
 
         A control token's name stops a text at the token as well as where it is spelt.
 
         Args:
-            shown: the name of a control token that the text has in it.
+            shown: the names of control tokens that the text has in it, and how it has them.
         """
         named = (self._named(text) for text in stop)
         stops = (*as_stop_texts(stop), *(stop_text for stop_text in named if stop_text.tokens))
-        decode = showing(self.decode, shown, self.token_id(shown)) if shown else self.decode
+        known = {self.token_id(name): text for name, text in (shown or {}).items()}
+        texts = {token: text for token, text in known.items() if token is not None}
+        decode = showing(self.decode, texts) if texts else self.decode
         return TextStream(decode, prompt, stops, self.byte_tokens)
 
     def _named(self, stop: str) -> StopText:

@@ -22,12 +22,14 @@ _OTHERS = -1  # no token: stands for omitted control tokens
 _WINDOW = 12  # final tokens decoded along with new ones, at least; at most twice as many
 
 
-def showing(decode: Decode, name: str, token: int | None) -> Decode:
-    """Decode with one special token shown by its name."""
+def showing(decode: Decode, shown: Mapping[int, str]) -> Decode:
+    """Decode with these special tokens shown, each by its text."""
 
     def decode_with(ids: Sequence[int]) -> str:
-        edges = [-1, *(at for at, id_ in enumerate(ids) if id_ == token), len(ids)]
-        return name.join(decode(ids[a + 1 : b]) for a, b in pairwise(edges))
+        places = [at for at, token in enumerate(ids) if token in shown]
+        texts = [shown[ids[at]] for at in places]
+        between = [decode(ids[a + 1 : b]) for a, b in pairwise([-1, *places, len(ids)])]
+        return "".join(text for pair in zip(between, [*texts, ""], strict=True) for text in pair)
 
     return decode_with
 

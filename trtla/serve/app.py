@@ -204,7 +204,7 @@ def _answer_texts(app: FastAPI, served: Served) -> None:
         from trtla.api.responses.body import read_response
 
         body = await body_of(request, read_response)
-        made = partial(response_answers, body), partial(ResponseWriter, body)
+        made = response_answers, partial(ResponseWriter, body)
         return await _answer(served, request, body.chat, 1, *made)
 
     @app.api_route(f"{_RESPONSES}/{{name}}", methods=_METHODS, include_in_schema=False)

@@ -61,6 +61,8 @@ class Grammar:
     """A mark, in front of which is any text: the end of thoughts."""
     opened: str = ""
     """A mark with which that text begins, and without which there is none; empty: it has begun."""
+    front: str = ""
+    """The rules of what is in front of the text, the first of which has this name."""
     parts: tuple[str, ...] = field(default=(), compare=False)
     """The source of each line of the rules, for errors; empty for the user's own rules."""
     whitespace_pattern: str | None = None

@@ -10,8 +10,8 @@ from typing import Literal
 from trtla.api.answers import Json, Labels, Writer, dumps, is_cut
 from trtla.api.errors import ApiError
 from trtla.api.generation import Generation, answers_to
+from trtla.api.harmony import SIGNS, HarmonySplitter
 from trtla.api.protocol import FINISH_REASONS, ChatBody
-from trtla.api.reasoning import END, marks_reasoning
 from trtla.api.responses.body import ResponseBody
 from trtla.api.responses.errors import renamed
 from trtla.api.responses.logged import TextByToken
@@ -24,34 +24,14 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 def response_answers(
-    body: ResponseBody,
     chat: ChatBody,
     llm: RequestMaker,
     timeout_s: float | None = None,
     space: int = 0,
 ) -> list[Answer]:
-    """Create the answer of a chat that a body asks for; arguments as in `answers_to`."""
+    """Create the answer of the chat that a body asks for; arguments as in `answers_to`."""
     with renamed():
-        return answers_to(_switched(body, chat, llm), llm, timeout_s, space)
-
-
-def _switched(body: ResponseBody, chat: ChatBody, llm: RequestMaker) -> ChatBody:
-    """Return the chat with the effort of its thoughts, as the template's variables have it."""
-    effort = body.reasoning.effort if body.reasoning is not None else None
-    if effort is None or llm.tokenizer is None:
-        return chat
-    template = llm.tokenizer.template_text(bool(chat.offered))
-    switches = {"enable_thinking": effort != "none", "reasoning_effort": effort}
-    variables = {name: value for name, value in switches.items() if name in template}
-    if not variables and (effort != "none" or marks_reasoning(template)):
-        raise ApiError(
-            400,
-            f"reasoning.effort is {effort}, and the model's chat template has no switch for it; "
-            "omit it",
-            "reasoning.effort",
-        )
-    given = {**variables, **chat.chat_template_kwargs}
-    return chat.model_copy(update={"chat_template_kwargs": given})
+        return answers_to(chat, llm, timeout_s, space)
 
 
 class ResponseWriter(Writer):
@@ -75,7 +55,8 @@ class ResponseWriter(Writer):
         self._output, self._numbers = Output(labels.key, spaces), count()
         self._logged: list[Json] = []
         """Log probabilities that no text has brought yet."""
-        self._by_token = TextByToken()
+        harmony = isinstance(self._splitters.get(0), HarmonySplitter)
+        self._by_token = TextByToken(SIGNS if harmony else {})
         usual = 0.0 if llm.limits.greedy_only else 1.0
         temperature = usual if body.temperature is None else body.temperature
         self._asked = {**_echo(asked), "temperature": temperature}
@@ -204,15 +185,10 @@ class ResponseWriter(Writer):
         }
 
     def _thoughts(self, done: Completion) -> int:
-        """Return the number of tokens up to the mark behind the thoughts."""
+        """Return the number of tokens up to the end of the thoughts."""
         if not any(item["type"] == "reasoning" for item in self._output.items):
             return 0
-        end, text = END.encode(), b""
-        for number, token in enumerate(done.output_ids, 1):
-            text = text[-len(end) :] + self._spell(token)
-            if end in text:
-                return number
-        return len(done.output_ids)
+        return self._splitters[0].count_thoughts(list(map(self._spell, done.output_ids)))
 
 
 def _status(done: Completion) -> Status:

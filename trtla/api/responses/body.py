@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from trtla.api.errors import ApiError
-from trtla.api.protocol import LARGEST, PARTS, ChatBody, Shared
+from trtla.api.protocol import LARGEST, PARTS, SWITCHES, ChatBody, Effort, Shared
 from trtla.api.reading import FLAT, GROUPED, check_body, read_body
 from trtla.api.responses import items
 from trtla.api.responses.errors import renamed
@@ -136,9 +136,7 @@ class Reasoning(Strict):
         "mode": ("standard",),
         "summary": ("auto",),
     }
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="For templates with a switch: enable_thinking or reasoning_effort."
-    )
+    effort: Effort | None = Field(None, description=SWITCHES)
 
 
 class StreamSettings(Strict):
@@ -276,6 +274,7 @@ class ResponseBody(Shared):
             "max_tokens": self.max_output_tokens,
             "response_format": None if self.text is None else self.text.chat,
             "chat_template_kwargs": self.chat_template_kwargs,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             **self._logprobs(),
             **self._tools(),
         }

@@ -11,6 +11,7 @@ from trtla.api.errors import ApiError
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
+    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "tool_calls": "function calls",
 }

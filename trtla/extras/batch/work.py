@@ -152,7 +152,7 @@ def _makers(line: LineRequest) -> tuple[Callable[..., Any], Callable[..., Writer
         return answers_to, Writer
     from trtla.api.responses.answer import ResponseWriter, response_answers
 
-    return partial(response_answers, line.response), partial(ResponseWriter, line.response)
+    return response_answers, partial(ResponseWriter, line.response)
 
 
 def _seeded(body: Asked, custom_id: str) -> Asked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
@@ -74,12 +74,16 @@ class ChatModel:
     """An open model, for a chat."""
 
     def __init__(self, llm: LLM) -> None:
+        from trtla.api.harmony import SIGNS, speaks_harmony
         from trtla.llm.reading import log_template_note
 
         self._llm = llm
         self.limits = llm.limits
         self.tokenizer = _tokenizer(llm)
         log_template_note(self.tokenizer)
+        self._is_harmony = speaks_harmony(self.tokenizer, tools=False)
+        if self._is_harmony:
+            llm.shown = SIGNS
         self.description = llm.description
 
     def resolved(self, settings: ChatSettings) -> ChatSettings:
@@ -156,8 +160,19 @@ class ChatModel:
             watch=watcher,
         )  # fmt: skip
         with closing(cast("Generator[Chunk, None, None]", chunks)) as stream:
-            for number, chunk in enumerate(stream):
+            shown = _without_signs(stream) if self._is_harmony else stream
+            for number, chunk in enumerate(shown):
                 yield chunk, _rejected(watcher.recorders, number, chunk) if watcher else ()
+
+
+def _without_signs(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Yield the chunks of an answer in harmony, with its thoughts as other models mark them."""
+    from trtla.api.harmony import HarmonySplitter, Transcript
+
+    transcript = Transcript(HarmonySplitter())
+    for chunk in chunks:
+        pieces = ((transcript.push(text), accepted) for text, accepted in chunk.pieces or ())
+        yield replace(chunk, pieces=tuple(piece for piece in pieces if piece[0]))
 
 
 def _tokenizer(llm: LLM) -> Tokenizer:
