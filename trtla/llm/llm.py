@@ -47,6 +47,7 @@ _INSIDE = frozenset(
             "prepare_grammars",
             "request",
             "request_and_text",
+            "shown",
             "spell",
         ),
     )
