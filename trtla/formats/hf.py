@@ -208,7 +208,7 @@ def _weights(
     gguf = any(isinstance(file, GgufFile) for file, _ in where.values())
     _check_experts(folder, config, entries, gguf)
     shapes, types = stored_shapes(config, gguf=gguf, names=where), dict[str, str]()
-    if config.block_types:
+    if config.block_types and not gguf:
         forms = stored_forms(config, gguf=False)
         weights = {forms[name].name for name in config.block_types}
         types = {part: MXFP4 for name in weights for part in (name, scales_of(name))}
