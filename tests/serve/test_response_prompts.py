@@ -152,7 +152,7 @@ def test_both_routes_make_the_same_request(served, bodies):
     llm = served.service.model.llm
     asked = read_response(response)
     first = made(lambda: answers_to(read_body(ChatBody, chat), llm))
-    assert made(lambda: response_answers(asked, asked.chat, llm)) == first
+    assert made(lambda: response_answers(asked.chat, llm)) == first
 
 
 @examples(16, deadline=None, suppress_health_check=list(HealthCheck))
@@ -190,7 +190,7 @@ def test_the_pieces_of_an_answer_make_the_same_items(thoughtful, parts, cuts):
     """Texts and calls in their order, however the answer arrives."""
     llm, text = thoughtful.service.model.llm, "".join(parts)
     asked = read_response(json.dumps({"input": "a", "tools": FLAT, "stream": True}).encode())
-    (answer,) = response_answers(asked, asked.chat, llm)
+    (answer,) = response_answers(asked.chat, llm)
     ended = SimpleNamespace(finish_reason="end_id")
 
     def items(*edges):
