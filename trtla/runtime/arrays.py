@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 LINE = 64
 """Bytes of a cache line of the processor, and of its widest registers."""
+_HUGE_PAGE = 2 << 20
+_CHUNK = 64 << 20  # above what the C library keeps for later when it is freed
 
 
 def address(array: np.ndarray) -> int:
@@ -28,6 +30,34 @@ def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray:
     raw = np.empty(size + LINE, np.uint8)
     start = -address(raw) % LINE
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+class HugePages:
+    """Memory in huge pages, given out array by array; what is not written takes none.
+
+    Through pages of 4 kB a virtual machine reads memory up to a third more slowly, and arrays of
+    less than 4 MB get no others.
+    """
+
+    def __init__(self) -> None:
+        self._left: np.ndarray | None = None
+
+    def take(self, size: int) -> np.ndarray:
+        """Return so many undefined bytes, aligned to a cache line."""
+        room = -(-size // LINE) * LINE
+        if self._left is None or room > len(self._left):
+            self._left = _chunk(max(room, _CHUNK))
+        taken, self._left = self._left[:size], self._left[room:]
+        return taken
+
+
+def _chunk(size: int) -> np.ndarray:
+    """Return undefined bytes at the beginning of a huge page: NumPy asks for them."""
+    import numpy as np
+
+    raw = np.empty(size + _HUGE_PAGE, np.uint8)
+    start = -address(raw) % _HUGE_PAGE
+    return raw[start : start + size]
 
 
 def paged(shape: tuple[int, ...]) -> np.ndarray:

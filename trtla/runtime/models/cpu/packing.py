@@ -18,7 +18,7 @@ from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, BlockType
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.shapes import SHARED
 from trtla.formats.tensors import StoredTensor, Weight
-from trtla.runtime.arrays import address, aligned
+from trtla.runtime.arrays import HugePages, address
 from trtla.runtime.models.cpu.library import Matrix, library
 from trtla.runtime.models.tensors import (
     ArrayTensors,
@@ -95,6 +95,7 @@ class Packer:
     arithmetic: str
     """Type of activations, float32 or bfloat16."""
     _pieces: list[_Piece] = field(default_factory=list)
+    _memory: HugePages = field(default_factory=HugePages)
 
     @property
     def lanes(self) -> int:
@@ -116,7 +117,7 @@ class Packer:
         panel_bytes = library().panel_bytes(library().types[name], inputs)
         panels = self._panels(outputs)
         bias = None if biases is None else self._padded(biases)
-        weight = aligned((panels * panel_bytes,), np.uint8)
+        weight = self._memory.take(panels * panel_bytes)
         packed = Packed(weight, bias, outputs, inputs, name, stored)
         step = max(1, _PIECE_BYTES // panel_bytes)
         for first in range(0, panels, step):

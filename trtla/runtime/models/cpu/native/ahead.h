@@ -5,8 +5,8 @@
 #include <cstdint>
 
 struct Ahead {
-    const uint8_t* from;
-    size_t bytes;
+    const uint8_t* from = nullptr;
+    size_t bytes = 0;
 
     // One of `count` shares that follow each other.
     Ahead share(int index, int count) const { return {from + bytes / count * index, bytes / count}; }

@@ -150,28 +150,29 @@ struct BlockProduct {
                     const float* bias, float (*out)[WIDTH]) {
         const int first = x.first(block), rows = x.rows(block);
 #if defined(TRTLA_TILES)
-        if (rows >= fewest_in_tiles()) return in_tiles(rows, x, first, panel, bias, out);
+        if (rows >= fewest_in_tiles()) return in_tiles(rows, x, first, panel, ahead, bias, out);
 #endif
         in_vectors(rows, x, first, panel, ahead, bias, out);
     }
 
 #if defined(TRTLA_TILES)
-    static void in_tiles(int rows, const Codes& x, int first, const uint8_t* panel,
+    static void in_tiles(int rows, const Codes& x, int first, const uint8_t* panel, const Ahead& ahead,
                          const float* bias, float (*out)[WIDTH]) {
         if (rows > TILE_ROWS)
-            InTiles<B>::template multiply<2>(rows, x, first, panel, bias, out);
+            InTiles<B>::template multiply<2>(rows, x, first, panel, ahead, bias, out);
         else
-            InTiles<B>::template multiply<1>(rows, x, first, panel, bias, out);
+            InTiles<B>::template multiply<1>(rows, x, first, panel, ahead, bias, out);
     }
 #endif
 
+    // The first part reads the panel from memory, and fetches; the others find it in the cache.
     static void in_vectors(int rows, const Codes& x, int first, const uint8_t* panel,
                            const Ahead& ahead, const float* bias, float (*out)[WIDTH]) {
         const int parts = (rows + INTEGER_ROWS - 1) / INTEGER_ROWS;
         for (int part = 0; part < parts; ++part) {
             const int from = rows * part / parts, to = rows * (part + 1) / parts;
             with_rows<INTEGER_ROWS>(to - from, [&](auto count) {
-                multiply_block<count>(x, first + from, panel, ahead.share(part, parts), bias,
+                multiply_block<count>(x, first + from, panel, part ? Ahead{} : ahead, bias,
                                       out + from);
             });
         }
@@ -195,10 +196,9 @@ inline int measured_fewest_in_tiles() {
         multiply();
         return (std::chrono::steady_clock::now() - start).count();
     };
-    const auto in_tiles = [&] { Product::in_tiles(TILE_ROWS, x, 0, panel.data(), nullptr, out); };
-    const auto in_vectors = [&] {
-        Product::in_vectors(TILE_ROWS, x, 0, panel.data(), {panel.data(), 0}, nullptr, out);
-    };
+    const Ahead none{};
+    const auto in_tiles = [&] { Product::in_tiles(TILE_ROWS, x, 0, panel.data(), none, nullptr, out); };
+    const auto in_vectors = [&] { Product::in_vectors(TILE_ROWS, x, 0, panel.data(), none, nullptr, out); };
     auto tiles = timed(in_tiles), vectors = timed(in_vectors);
     for (int i = 0; i < TRIES; ++i) {
         tiles = std::min(tiles, timed(in_tiles));

@@ -1,6 +1,7 @@
 // Products of weights in blocks in the processor's matrix tiles (AMX): the same bits as in vectors.
 #pragma once
 
+#include "ahead.h"
 #include "blocks.h"
 #include "operands.h"
 
@@ -44,13 +45,14 @@ struct InTiles {
         if (TILES == 2) _tile_stored(3, dots[1][1], 64);
     }
 
-    // Adds the dots of some groups, from `first` on, to the sums of one tile of rows and outputs.
+    // Adds the dots of some groups, from `first` on, to the sums of a tile's first ROWS rows.
+    template <int ROWS>
     static void add(const uint8_t* panel, int first, int count, int half, const Codes& x, int token,
                     const int32_t (*dots)[2][2][TILE_ROWS][TILE_OUTPUTS], int rows_half,
-                    Floats (&kept)[TILE_ROWS]) {
-        Floats sums[TILE_ROWS];
-        Ints wholes[TILE_ROWS];
-        for (int row = 0; row < TILE_ROWS; ++row) sums[row] = kept[row], wholes[row] = Ints{};
+                    Floats* kept) {
+        Floats sums[ROWS];
+        Ints wholes[ROWS];
+        TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) sums[row] = kept[row], wholes[row] = Ints{};
         for (int i = 0; i < count; ++i) {
             const int group = (first + i) % GROUPS, block = (first + i) / GROUPS;
             const bool last = group == GROUPS - 1;
@@ -58,31 +60,33 @@ struct InTiles {
             const Scale* of = x.scales_of(block) + token;
             if constexpr (B::SMALL_DOTS) {
                 const Ints factors = weights.factors(0, group, half);
-#pragma GCC unroll 16
-                for (int row = 0; row < TILE_ROWS; ++row) {
+                TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) {
                     const Ints dot = load_as<Ints>(dots[i][rows_half][half][row]);
                     wholes[row] = with_product(wholes[row], dot, factors);
                 }
                 if (!last) continue;
             }
             const Floats scale = B::SMALL_DOTS ? weights.wide(0, half) : weights.scales(group, half);
-#pragma GCC unroll 16
-            for (int row = 0; row < TILE_ROWS; ++row) {
+            TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) {
                 const Ints whole = B::SMALL_DOTS ? wholes[row] : load_as<Ints>(dots[i][rows_half][half][row]);
                 sums[row] = fused(scale * of[row].scale, to_floats(whole), sums[row]);
                 wholes[row] = Ints{};
             }
             if (!B::MINIMUMS || !last) continue;
             const Minimums<B> least(weights, half);
-#pragma GCC unroll 16
-            for (int row = 0; row < TILE_ROWS; ++row) sums[row] = least.added(sums[row], of[row]);
+            TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) sums[row] = least.added(sums[row], of[row]);
         }
-        for (int row = 0; row < TILE_ROWS; ++row) kept[row] = sums[row];
+        TRTLA_UNROLLED for (int row = 0; row < ROWS; ++row) kept[row] = sums[row];
+    }
+
+    // The same for `rows` rows, or up to three more: those are of no token.
+    static auto adding(int rows) {
+        return rows <= 4 ? add<4> : rows <= 8 ? add<8> : rows <= 12 ? add<12> : add<TILE_ROWS>;
     }
 
     // WIDTH outputs of up to TILES x TILE_ROWS tokens.
     template <int TILES>
-    static void multiply(int rows, const Codes& x, int token, const uint8_t* panel,
+    static void multiply(int rows, const Codes& x, int token, const uint8_t* panel, const Ahead& ahead,
                          const float* bias, float (*out)[WIDTH]) {
         const int count = x.size / B::GROUP, stages = (count + TOGETHER - 1) / TOGETHER;
         alignas(64) Unpacked codes[3][TOGETHER];
@@ -94,9 +98,11 @@ struct InTiles {
         const auto groups = [&](int stage) {
             return stage < 0 ? 0 : std::min(TOGETHER, count - stage * TOGETHER);
         };
+        const decltype(adding(0)) add[] = {adding(rows), adding(rows - TILE_ROWS)};
         // What a stage writes is read in the next one: between vectors and tiles nothing is
         // forwarded, so it has to be in the cache.
         for (int stage = -2; stage < stages; ++stage) {
+            if (stage >= 0) ahead.share(stage, stages).fetch();
             for (int i = 0, next = stage + 2; i < groups(next); ++i) {
                 const int index = next * TOGETHER + i;
                 unpack(B(panel, index / GROUPS), index % GROUPS, codes[next % 3][i]);
@@ -109,8 +115,8 @@ struct InTiles {
             in_memory();
             for (int tile = 0; tile < TILES && groups(stage); ++tile)
                 for (int half = 0; half < 2; ++half)
-                    add(panel, stage * TOGETHER, groups(stage), half, x, token + tile * TILE_ROWS,
-                        dots[stage % 2], tile, sums[tile][half]);
+                    add[tile](panel, stage * TOGETHER, groups(stage), half, x, token + tile * TILE_ROWS,
+                              dots[stage % 2], tile, sums[tile][half]);
         }
         for (int row = 0; row < rows; ++row)
             for (int half = 0; half < 2; ++half)
