@@ -204,3 +204,14 @@ def test_layers_that_predict_further_tokens_are_left_out(
     assert [config.num_hidden_layers for config in configs] == [3, 3]
     assert [config.dense_layers for config in configs] == [(0,), (0,)]
     assert "41 tensors that texts do not need: model.layers.3.*" in caplog.text
+
+
+@pytest.mark.parametrize("says", [True, False, None])
+def test_a_gguf_file_says_whether_shares_are_of_the_chosen_experts(
+    says: bool | None, tmp_path: Path
+) -> None:
+    """llama.cpp takes a file that says nothing for one that says no."""
+    keys = {**OTHERS["glm4-moe"].gguf_keys, "expert_weights_norm": says}
+    known = {key: value for key, value in keys.items() if value is not None}
+    file = gguf_file("glm4-moe", tmp_path / "model.gguf", keys=known)
+    assert HFModel.open(model_folder(file)).config.norm_topk_prob is bool(says)

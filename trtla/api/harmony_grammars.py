@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 from trtla.api.call_notations import ControlToken, arguments_schema, as_json, with_blanks
 from trtla.api.harmony import SIGNS
@@ -28,8 +27,6 @@ _WITHIN = "TEXT again "
 
 class Harmony:
     """The format of calls in harmony, where an answer ends with the first one."""
-
-    leads: ClassVar[bool] = False
 
     def grammar(
         self,

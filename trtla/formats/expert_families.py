@@ -28,7 +28,7 @@ _GGUF_DENSE = {
     "nextn_predict_layers": "num_nextn_predict_layers",  # which are left out
 }
 _GGUF_NO_DENSE = {"leading_dense_block_count": 0, "expert_shared_count": 0}
-_GGUF_SHARED = "expert_shared_feed_forward_length"
+GGUF_SHARED = "expert_shared_feed_forward_length"
 _GRANITE_EXPERTS = ExpertNames(
     router="block_sparse_moe.router.layer",
     gate="block_sparse_moe.input_linear",
@@ -129,7 +129,7 @@ MIXTURES = (
         },
         spelled=(("qkv_bias", "attention_bias"), _SHARED_WIDTH),
         reads=(*_ONE_NAME, "shared_expert_intermediate_size"),
-        gguf_keys={**_GGUF_EXPERTS, _GGUF_SHARED: "shared_intermediate_size"},
+        gguf_keys={**_GGUF_EXPERTS, GGUF_SHARED: "shared_intermediate_size"},
         experts=ExpertNames(),
     ),
     Family(
@@ -171,7 +171,7 @@ MIXTURES = (
         spelled=(("num_local_experts", "num_experts"), _EXPERT_WIDTH),
         reads=(*GRANITE.values(), *_EXPERT_KEYS, "shared_intermediate_size"),
         has_windows=False,
-        gguf_keys={**GRANITE, **_GGUF_EXPERTS, _GGUF_SHARED: "shared_intermediate_size"},
+        gguf_keys={**GRANITE, **_GGUF_EXPERTS, GGUF_SHARED: "shared_intermediate_size"},
         gguf_pairs=True,
         experts=_GRANITE_EXPERTS,
     ),
@@ -213,7 +213,7 @@ MIXTURES = (
             **_GGUF_EXPERTS,
             **_GGUF_DENSE,
             "interleave_moe_layer_step": "decoder_sparse_step",
-            _GGUF_SHARED: _GGUF_SHARED,  # the experts' number and width say it
+            GGUF_SHARED: GGUF_SHARED,  # the experts' number and width say it
         },
         gguf_absent=_GGUF_NO_DENSE,
         pairs=True,
@@ -247,9 +247,10 @@ MIXTURES = (
             **_GGUF_EXPERTS,
             **_GGUF_DENSE,
             "expert_weights_scale": "routed_scaling_factor",
+            "expert_weights_norm": "norm_topk_prob",
             "expert_gating_func": "scoring_func",
         },
-        gguf_absent=_GGUF_NO_DENSE,
+        gguf_absent={**_GGUF_NO_DENSE, "expert_weights_norm": False},
         gguf_implied=_glm_scores,
         gguf_names={"post_attention_norm": "post_attention_layernorm", "ffn_norm": "ffn_norm"},
         experts=_SHARED_EXPERTS,

@@ -17,6 +17,7 @@ import numpy as np
 
 from trtla.errors import UsageError
 from trtla.formats.arithmetic import GGUF_ARITHMETIC, unknown_arithmetic
+from trtla.formats.expert_families import GGUF_SHARED
 from trtla.formats.families import BY_ARCHITECTURE, BY_GGUF
 from trtla.formats.family import FULL, SLIDING, Family
 from trtla.formats.gguf.header import Header
@@ -46,15 +47,12 @@ _YARN = {
 """Keys of yarn's settings, and Hugging Face's names."""
 _LLAMA3_LENGTHS = (8192, *(2**power for power in range(4, 21)))
 """Trained lengths to try, the most likely one first."""
-
-
+_SHARES = "expert_weights_norm"
 _NEEDED = (
     *("expert_count", "expert_used_count", "leading_dense_block_count", "expert_shared_count"),
+    _SHARES,
 )
 """Keys of a mixture of experts for which a family's usual number would be another model."""
-
-
-_SHARED = "expert_shared_feed_forward_length"
 
 
 def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
@@ -93,7 +91,9 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
 
 
 def _own(keys: _Keys, key: str) -> float | int:
-    """A family's own number: a count or size, or a scale or base."""
+    """A family's own number: a count or size, or a scale or base; or yes or no."""
+    if key == _SHARES:
+        return bool(keys.get(key))
     return keys.number(key) if "scale" in key or "freq" in key else keys.size(key)
 
 
@@ -110,7 +110,7 @@ def _family(path: Path, header: Header) -> Family:
     family = BY_GGUF.get(name) if isinstance(name, str) else None
     if family is BY_GGUF["llama"] and header.metadata.get("llama.expert_count"):
         family = BY_ARCHITECTURE["MixtralForCausalLM"]
-    if family is BY_GGUF["granitemoe"] and header.metadata.get(f"granitemoe.{_SHARED}"):
+    if family is BY_GGUF["granitemoe"] and header.metadata.get(f"granitemoe.{GGUF_SHARED}"):
         family = BY_ARCHITECTURE["GraniteMoeSharedForCausalLM"]
     if family is None:
         *first, last = BY_GGUF
