@@ -4,7 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <thread>
+
+#include <sys/mman.h>
 
 #include "matmul.h"
 
@@ -51,14 +54,27 @@ static double timed(int threads, const std::function<void(int)>& work) {
     return seconds_since(start);
 }
 
+// Bytes in huge pages, as all weights are.
+struct Panels {
+    static constexpr size_t PAGE = 2 << 20;
+    size_t size;
+    std::unique_ptr<uint8_t[], decltype(&std::free)> bytes;
+
+    explicit Panels(size_t size)
+        : size(size), bytes((uint8_t*)std::aligned_alloc(PAGE, (size + PAGE - 1) / PAGE * PAGE), std::free) {
+        madvise(bytes.get(), size, MADV_HUGEPAGE);
+    }
+};
+
 template <class B>
-static std::vector<uint8_t> random_panels(int count) {
-    std::vector<uint8_t> panels(B::panel_bytes(INPUTS) * count);
+static Panels random_panels(int count) {
+    Panels panels(B::panel_bytes(INPUTS) * count);
     uint32_t state = 1;
-    for (uint8_t& byte : panels) byte = (state = state * 1664525 + 1013904223) >> 24;
+    for (size_t i = 0; i < panels.size; ++i)
+        panels.bytes[i] = (state = state * 1664525 + 1013904223) >> 24;
     for (int block = 0; block < count * INPUTS / BLOCK; ++block) {
         const int panel = block / (INPUTS / BLOCK);
-        const B place(&panels[panel * B::panel_bytes(INPUTS)], block % (INPUTS / BLOCK));
+        const B place(&panels.bytes[panel * B::panel_bytes(INPUTS)], block % (INPUTS / BLOCK));
         for (int half = 0; half < B::HALVES / 2; ++half)
             std::memcpy((uint8_t*)place.halves + 2 * half, "\0\x20", 2);  // small and finite
         if (!B::HALVES) std::memset((uint8_t*)place.small, 120, WIDTH);
@@ -83,12 +99,12 @@ static double products(const Operand& x, const Matrix& matrix, int threads, int 
 }
 
 // The shortest time to read all panels.
-static double reading(const std::vector<uint8_t>& panels, int threads) {
-    const size_t share = panels.size() / threads;
+static double reading(const Panels& panels, int threads) {
+    const size_t share = panels.size / threads;
     double best = 1e9;
     for (int round = 0; round < ROUNDS; ++round)
         best = std::min(best, timed(threads, [&](int thread) {
-                            const uint8_t* from = panels.data() + thread * share;
+                            const uint8_t* from = panels.bytes.get() + thread * share;
                             Bits sum{};
                             for (size_t at = 0; at + sizeof sum <= share; at += sizeof sum) {
                                 if (at % 64 == 0) __builtin_prefetch(from + at + AHEAD, 0, 2);
@@ -102,8 +118,8 @@ static double reading(const std::vector<uint8_t>& panels, int threads) {
 template <class B>
 static void measure(const char* name, Type type, int threads, int megabytes, double hertz) {
     const int count = (megabytes * 1000000 / B::panel_bytes(INPUTS) + 1) / threads * threads;
-    const std::vector<uint8_t> panels = random_panels<B>(count);
-    const Matrix matrix{panels.data(), nullptr, count * WIDTH, INPUTS, type};
+    const Panels panels = random_panels<B>(count);
+    const Matrix matrix{panels.bytes.get(), nullptr, count * WIDTH, INPUTS, type};
     const double memory = reading(panels, threads);
     double one = 0;
     for (int tokens : TOKENS) {

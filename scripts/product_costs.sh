@@ -3,7 +3,8 @@
 #   scripts/product_costs.sh [-march=x86-64-v3] [Q4_0 Q4_K ...]
 # "cycles" are those of a core for 32 inputs x 16 outputs of a token, with weights from the second-level
 # cache. "memory", "arithmetic" and "together" are the time to read all weights, to multiply as many from
-# the cache, and both. THREADS (2), MEGABYTES (150) and CXXFLAGS are read from the environment.
+# the cache, and both. THREADS (2), MEGABYTES (600: large processors' caches keep less) and CXXFLAGS are
+# read from the environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 native=trtla/runtime/models/cpu/native
@@ -19,4 +20,4 @@ for file in scripts/product_costs.cpp "$native"/products_*.cpp; do
 done
 for job in $(jobs -p); do wait "$job"; done
 "${CXX:-g++}" "${flags[@]}" "$made"/*.o -o "$made/costs"
-"$made/costs" "${THREADS:-2}" "${MEGABYTES:-150}" "$@"
+"$made/costs" "${THREADS:-2}" "${MEGABYTES:-600}" "$@"
