@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.compiled import needs_compiler
-from tests.support.families import OTHERS, folder_and_model, gguf_file
+from tests.support.families import OTHERS, folder_and_model, gguf_file, logits_of, make_model
 from tests.support.fp8_folders import COMPRESSED, STATIC, declare
 from tests.support.gguf_models import state
 from trtla import LLM, SamplingParams
@@ -215,3 +216,19 @@ def test_a_gguf_file_says_whether_shares_are_of_the_chosen_experts(
     known = {key: value for key, value in keys.items() if value is not None}
     file = gguf_file("glm4-moe", tmp_path / "model.gguf", keys=known)
     assert HFModel.open(model_folder(file)).config.norm_topk_prob is bool(says)
+
+
+@pytest.mark.parametrize(("dense", "expert"), [(512, 32), (64, 512)])
+def test_dense_layers_may_be_of_another_width_than_shared_experts(
+    dense: int, expert: int, tmp_path: Path
+) -> None:
+    """Prompts whose inputs are made before the products, for all layers of a step."""
+    glm = OTHERS["glm4-moe"]
+    sizes = {"intermediate_size": dense, "moe_intermediate_size": expert}
+    model = make_model(replace(glm, keys={**glm.keys, **sizes}))
+    model.save_pretrained(tmp_path)
+    text = tuple((7 * i + i * i) % 101 for i in range(80))
+    with torch.no_grad():
+        expected = model(torch.tensor([text])).logits[0, 70:]
+    found = logits_of(tmp_path, text, 70)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

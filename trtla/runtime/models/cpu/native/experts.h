@@ -23,6 +23,7 @@ struct Routing {
     int outputs = 0;                        // of the router: a score of each expert, and perhaps a gate
     std::vector<float> scores, shares;      // [tokens][outputs], [tokens][each]
     std::vector<float> shared;              // [tokens][hidden], of the expert that all share
+    Operand shared_inputs;                  // of its second product
     std::vector<int> chosen, places;        // [tokens][each]: experts, best first, and their rows
     std::vector<int> used, first;           // experts with rows, and the first row of each
     std::vector<int> token_of, slot_of;     // of rows: the token, and the place of its expert in `used`

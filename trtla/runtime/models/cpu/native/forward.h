@@ -57,7 +57,12 @@ struct Forward final : Job {
             widths[product] = std::max(widths[product], matrix(product, *layer).inputs);
         if (few(product)) return;
         for (const Layer* layer = model.layers; layer < end; ++layer)
-            if (matrix(product, *layer).outputs) reset(shared[product], product, *layer);
+            if (matrix(product, *layer).outputs) reset(inputs_before(product, *layer), product, *layer);
+    }
+
+    // Those that a phase before a product makes. Dense layers may be of another width than shared experts.
+    Operand& inputs_before(Kind product, const Layer& layer) {
+        return product == DOWN && layer.router.outputs ? experts.routing.shared_inputs : shared[product];
     }
 
     size_t qkv_size() const { return (model.heads + 2 * model.kv_heads) * model.head_size; }
@@ -137,7 +142,7 @@ struct Forward final : Job {
     // A product's inputs: a thread's own where they are few, else those of the phase before.
     const Operand& inputs(int phase) {
         const Kind product = program[phase].kind;
-        if (!few(product)) return shared[product];
+        if (!few(product)) return inputs_before(product, model.layers[program[phase].layer]);
         static thread_local Operand own;
         static thread_local std::pair<uint64_t, int> made;
         if (made == std::pair{stamp, phase}) return own;
@@ -430,7 +435,7 @@ struct Forward final : Job {
                 break;
             case PREPARE:
                 for (int row = from; row < to; ++row)
-                    prepare(program[phase].product, layer, row, shared[program[phase].product]);
+                    prepare(program[phase].product, layer, row, inputs_before(program[phase].product, layer));
                 break;
             case QKV: return project(inputs(phase), layer, from, to);
             case NORMALISE:
