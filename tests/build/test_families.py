@@ -61,6 +61,7 @@ _UNKNOWN: list[tuple[str, str, Any]] = [
     ("Gemma3", "final_logit_softcapping", 30.0),
     ("Gemma3", "use_bidirectional_attention", True),
     ("Ernie4_5", "moe_num_experts", 64),
+    ("Ernie4_5_Moe", "moe_norm_min", 0.9),
 ]
 
 

@@ -82,13 +82,14 @@ def test_equal_routers_choose_the_same_compiled_and_in_pytorch(
 
 @needs_compiler
 @pytest.mark.parametrize("compiled", ["1", "0"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
 def test_a_router_that_is_not_finite_in_one_row_leaves_no_answer(
-    compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: str, compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its expert is not among the first, which would be chosen where NaN is below everything."""
 
     def broken(router: torch.Tensor) -> torch.Tensor:
-        return torch.cat([router[:-1], torch.full_like(router[-1:], float("nan"))])
+        return torch.cat([router[:-1], torch.full_like(router[-1:], float(number))])
 
     monkeypatch.setenv("TRTLA_COMPILED", compiled)
     with (
@@ -232,3 +233,21 @@ def test_dense_layers_may_be_of_another_width_than_shared_experts(
         expected = model(torch.tensor([text])).logits[0, 70:]
     found = logits_of(tmp_path, text, 70)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_layers_that_predict_tokens_are_left_out(tmp_path: Path) -> None:
+    keys = {**OTHERS["glm4-moe"].gguf_keys, "block_count": 1}
+    file = gguf_file("glm4-moe", tmp_path / "model.gguf", keys=keys)
+    with pytest.raises(UsageError, match=r"blk\.1\."):
+        HFModel.open(model_folder(file))
+
+
+def test_a_stack_is_not_stored_in_two_forms(tmp_path: Path) -> None:
+    source, _ = folder_and_model("gpt-oss")
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("experts.gate_up_proj"))
+    blocks = {f"{name}_blocks": tensors[name].clone()}
+    save_file({**tensors, **blocks}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match=r"gate_up_proj\.weight twice"):
+        HFModel.open(tmp_path)

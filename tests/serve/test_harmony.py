@@ -144,7 +144,7 @@ def compiler(folder):
     [
         ("undecided", True, [*CALLS, *(THOUGHT * 2 + call for call in CALLS)],
          [FINAL, THOUGHT + FINAL, PREAMBLE + CALLS[0], "a", CALLS[0].replace("get_time", "no"),
-          CALLS[0].replace("UTC", "GMT")]),
+          CALLS[0].replace("UTC", "GMT"), CALLS[1].replace("get_time<", "get_timejson<")]),
         ("undecided", False, [*CALLS, FINAL, THOUGHT + PREAMBLE + THOUGHT + CALLS[3],
          f"{THOUGHT}{FINAL}<| analysis"], ["a", THOUGHT + CALLS[0].replace("get_time", "no")]),
         ("thinking", True, [f"a<|end|><|start|>assistant{CALLS[0]}"], ["a", CALLS[0]]),
@@ -340,3 +340,19 @@ def test_thoughts_are_counted_up_to_the_last_of_them():
     tokens = [b"<|channel|>", b"analysis", b"<|message|>", b"Well", b".", b"<|end|>", b"a"]
     assert HarmonySplitter().count_thoughts(tokens * 2 + [b"<|return|>"]) == 12
     assert HarmonySplitter().count_thoughts(tokens[5:]) == 0
+
+
+def test_thoughts_are_counted_as_they_are_split():
+    """They may begin in the prompt, and a call may be in their channel."""
+    opened = "<|start|>assistant<|channel|>analysis<|message|>"
+    assert HarmonySplitter(opened).count_thoughts([b"Well", b".", b"<|end|>"]) == 2
+    call = re.findall(r"<\|\w+\|>|[^<]+", THOUGHT + CALLS[2])
+    splitter = HarmonySplitter(parameters={"get_time": ZONE})
+    assert splitter.count_thoughts([part.encode() for part in call]) == call.index("Well.") + 1
+
+
+def test_an_answer_that_spells_marks_is_sent_back(served):
+    """The template refuses such messages where it sees them as they are."""
+    spelt = {"role": "assistant", "content": "Yes.<|end|><|start|>assistant<|channel|>final"}
+    answer = served.chat(messages=[*HELLO, spelt, *HELLO], max_tokens=1)
+    assert answer.status_code == 200, answer.text

@@ -73,6 +73,7 @@ class HarmonySplitter:
         tail = prompt.rpartition(_ASKED)[2] if _ASKED in prompt else ""
         self.push(f"{_CHANNEL}final{_MESSAGE}" if begun else _signed(tail))
         self._shown.clear()
+        self._first = deepcopy(self)
 
     @property
     def state(self) -> State:
@@ -151,7 +152,7 @@ class HarmonySplitter:
 
     def count_thoughts(self, tokens: Sequence[bytes]) -> int:
         """Return the number of an answer's tokens up to the last of its thoughts."""
-        splitter, last = HarmonySplitter(), 0
+        splitter, last = deepcopy(self._first), 0
         for number, token in enumerate(tokens, 1):
             name = token.decode(errors="replace")
             if "reasoning_content" in splitter.push(SIGNS.get(name, name)):

@@ -17,7 +17,7 @@ thought: <|channel|> "analysis" <|message|> TEXT again
 preamble: <|channel|> "commentary" <|message|> TEXT again
 final: <|channel|> "final" type? <|message|>
 channel: "commentary" | "analysis"
-type: BLANK? <|constrain|>? "json" | BLANK
+type: BLANK "json" | BLANK? <|constrain|> "json" | BLANK
 BLANK: " "
 TEXT: /(?s:.*)/"""
 """The rules of messages. No text has a mark: marks are tokens, and no letters are taken for one."""

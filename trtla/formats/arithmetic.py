@@ -20,6 +20,7 @@ ARITHMETIC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("routed_scaling_factor", "moe_layer_interval"), (1,)),
     **dict.fromkeys(("shared_intermediate_size", "shared_expert_intermediate_size"), (0,)),
     **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), ()),
+    "moe_norm_min": (1e-12,),
     **dict.fromkeys(("vision_config", "audio_config", "text_config"), ()),
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm", "use_mrope"), (False,)),
     **dict.fromkeys(("use_parallel_residual", "parallel_attn", "use_bias"), (False,)),

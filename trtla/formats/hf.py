@@ -23,7 +23,7 @@ from trtla.formats.bin_files import BinFile
 from trtla.formats.blocks import BLOCK_TYPES
 from trtla.formats.config import CheckpointConfig, Quantization, as_dtype
 from trtla.formats.families import BY_ARCHITECTURE
-from trtla.formats.gguf.header import MADE_OF
+from trtla.formats.gguf.header import MADE_OF, check_names
 from trtla.formats.gguf.weights import PLAIN, GgufFile
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.mistaken import ADAPTER, adapter, wrapped_model
@@ -322,7 +322,9 @@ def _check_experts(
 
 
 def _locate(folder: Path) -> _Where:
-    where: _Where = {canonical(name): (file, name) for name, file in stored_tensors(folder).items()}
+    stored = stored_tensors(folder)
+    check_names(folder, map(canonical, stored))
+    where: _Where = {canonical(name): (file, name) for name, file in stored.items()}
     where = {name: at for name, at in where.items() if not name.endswith("rotary_emb.inv_freq")}
     if (wrapped := wrapped_model(folder, where)) is not None:
         raise wrapped

@@ -47,7 +47,7 @@ class ChatText:
 
 
 def chat_text(
-    render: Callable[[Messages], str], finder: ControlTokens, messages: Messages, text: str
+    render: Callable[[Messages], str], finder: ControlTokens, messages: Messages, text: str | None
 ) -> ChatText:
     """Return a conversation with control tokens of the template alone.
 
@@ -55,19 +55,26 @@ def chat_text(
     with the characters hidden that control tokens need.
 
     Args:
-        text: the template's output for the messages.
+        text: the template's output for the messages; None: it refuses what they spell.
     """
-    contents, names = [content.strip() for content in written(messages)], finder.names(text)
-    own, spells = _without(finder, contents, text), bool(finder.names(MARK.join(contents)))
-    if not names or (own is not None and finder.names(own) == names and not spells):
+    contents, names = [content.strip() for content in written(messages)], finder.names(text or "")
+    own, spells = _without(finder, contents, text or ""), spells_any(finder, messages)
+    if text is not None and (
+        not names or (own is not None and finder.names(own) == names and not spells)
+    ):
         return ChatText(text)
-    marks = _marks(finder, contents, text)
+    marks = _marks(finder, contents, text or "")
     marked = render(rewritten(messages, lambda content: _hidden(finder, marks, content)))
-    if finder.names(marked) == names and not spells:
+    if text is not None and finder.names(marked) == names and not spells:
         return ChatText(text)
     shown = marked.translate({mark: char for char, mark in marks.items()})
     controls = finder.find(marked)
     return ChatText(shown, None if controls == finder.find(shown) else controls)
+
+
+def spells_any(finder: ControlTokens, messages: Messages) -> bool:
+    """Return True if a message has the name of a control token."""
+    return bool(finder.names(MARK.join(content.strip() for content in written(messages))))
 
 
 def _marks(finder: ControlTokens, contents: Sequence[str], text: str) -> dict[int, int]:

@@ -7,7 +7,6 @@ quantised blocks stay as they are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -96,8 +95,8 @@ class GgufFile:
             for path, (_, size, time) in zip(header.paths, file_stamps, strict=True)
         }
         family = BY_GGUF.get(str(header.metadata.get("general.architecture")))
-        last = _layers(header.metadata, family)
-        names = {name: hf_name(name, family) for name in header.tensors if _layer(name) < last}
+        left_out = _predicting(header.metadata, family)
+        names = {n: hf_name(n, family) for n in header.tensors if _layer(n) not in left_out}
         check_names(self.path, names.values())
         self._infos = {
             names[name]: _flat(name, info)
@@ -140,13 +139,13 @@ class GgufFile:
             file.close()
 
 
-def _layers(metadata: Mapping[str, Any], family: Family | None) -> float:
-    """The number of a model's layers, without those that predict further tokens; infinity where
-    its family has none of these."""
+def _predicting(metadata: Mapping[str, Any], family: Family | None) -> range:
+    """The layers that predict further tokens."""
     if family is None or not family.more_layers:
-        return math.inf
+        return range(0)
     count, more = (metadata.get(f"{family.gguf}.{key}", 0) for key in (LAYERS, MORE_LAYERS))
-    return count - more if isinstance(count, int) and isinstance(more, int) else math.inf
+    known = isinstance(count, int) and isinstance(more, int)
+    return range(count - more, count) if known else range(0)
 
 
 def _layer(name: str) -> int:

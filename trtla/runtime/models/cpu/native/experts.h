@@ -99,13 +99,15 @@ private:
         return ratings_.data();
     }
 
-    // NaN where any score is, as that of an expert that is not chosen says nothing of the others.
+    // NaN where any score is, as that of an expert that is not chosen says nothing of the others, and where
+    // the best is infinite: an exponential has no share of that.
     void share(const Choice& choice, const float* score, float top, int from) {
         float total = 0.0f;
         for (int place = from; place < from + each; ++place)
             total += shares[place] = chance(choice, score[chosen[place]], top);
         if (!choice.of_chosen) total = chances_of_all(choice, score, top);
         if (std::any_of(score, score + experts, [](float one) { return one != one; })) total = NAN;
+        if (!choice.sigmoid && !std::isfinite(top)) total = NAN;
         for (int place = from; place < from + each; ++place)
             shares[place] *= choice.scale / std::max(total, LEAST);
     }
