@@ -278,6 +278,15 @@ def test_a_grammar_holds_for_the_final_message(served):
     assert again[0] == ""
 
 
+def test_stop_texts_are_those_of_messages_alone(served):
+    """Their headers have words too."""
+    ask = {**ASK, **thinking(served), "grammar": {"regex": "[ab]{3}"}}
+    asks = ({**ask, "seed": seed} for seed in range(20))
+    ask, whole = next((one, found) for one in asks if (found := both(served, **one))[1])
+    assert both(served, **ask, stop=["final", "analysis", "assistant"]) == whole
+    assert both(served, **ask, stop=[whole[1][0]])[1] == ""
+
+
 def test_the_effort_of_a_body_reaches_the_template(served):
     tokenizer = served.service.model.llm.tokenizer
     for effort in ("low", "high"):

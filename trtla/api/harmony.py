@@ -16,14 +16,15 @@ from trtla.api.call_notations import NAME, InJson
 from trtla.api.reasoning import BEGIN, END, State
 from trtla.api.strict import Object
 from trtla.api.tools import call_of
+from trtla.llm import stops
 from trtla.llm.text import Tokenizer
 
 Json = dict[str, Any]
 _NAMES = ("start", "channel", "constrain", "message", "end", "return", "call")
-SIGNS = {f"<|{name}|>": chr(0xDC00 + number) for number, name in enumerate(_NAMES)}
-"""Half of a surrogate pair for each mark: no UTF-8 has one."""
-_START, _CHANNEL, _CONSTRAIN, _MESSAGE = list(SIGNS.values())[:4]
-_ANY = f"[{''.join(SIGNS.values())}]"
+SIGNS = {f"<|{name}|>": sign for name, sign in zip(_NAMES, stops.SIGNS, strict=True)}
+"""The sign of each mark."""
+_, _CHANNEL, _CONSTRAIN, _MESSAGE = list(SIGNS.values())[:4]
+_ANY = f"[{stops.SIGNS}]"
 _PIECE = re.compile(f"{_ANY}|{_ANY.replace('[', '[^')}+")
 _ANALYSIS = re.compile(rf"{_CHANNEL}\s*analysis\b")
 _RECIPIENT = re.compile(rf"\bto=(?:functions\.)?({NAME}+)")

@@ -12,6 +12,11 @@ from itertools import pairwise
 
 Place = tuple[int, int]
 """The number of characters before a control token, and its id."""
+SIGNS = "".join(map(chr, range(0xDC00, 0xDC07)))
+"""Characters that stand for the marks of messages with headers: no decoder makes halves of
+surrogate pairs."""
+BODY = SIGNS[3]
+"""The one behind a header; what follows any other is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class StopText:
         """
         if not self.tokens:
             at = text.find(self.texts[0], start)
+            while at >= 0 and _in_header(text, at):
+                at = text.find(self.texts[0], at + 1)
             return None if at < 0 else at
         firsts = range(len(places) - len(self.tokens) + 1)
         begins = (self._begin(text, places, first, whole=True) for first in firsts)
@@ -67,6 +74,12 @@ class StopText:
         end = self.texts[len(matched)]
         reached = last.startswith(end) if whole else end.startswith(last)
         return begin if fits and reached else None
+
+
+def _in_header(text: str, at: int) -> bool:
+    """Return True if a place is in a header, which is no part of what is answered."""
+    signs = (char for char in reversed(text[:at]) if char in SIGNS)
+    return next(signs, BODY) != BODY
 
 
 class Beginning:
