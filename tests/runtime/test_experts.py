@@ -251,3 +251,15 @@ def test_a_stack_is_not_stored_in_two_forms(tmp_path: Path) -> None:
     save_file({**tensors, **blocks}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UsageError, match=r"gate_up_proj\.weight twice"):
         HFModel.open(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["gate_up_proj", "gate_up_proj_bias"])
+def test_the_dimensions_of_a_stack_are_in_order(part: str, tmp_path: Path) -> None:
+    source, _ = folder_and_model("gpt-oss")
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(f"experts.{part}"))
+    turned = {**tensors, name: tensors[name].transpose(0, 1).contiguous()}
+    save_file(turned, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match=r"is of 64 experts"):
+        HFModel.open(tmp_path)

@@ -309,7 +309,8 @@ def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
 def _check_experts(
     folder: Path, config: CheckpointConfig, entries: Mapping[str, Entry], gguf: bool
 ) -> None:
-    """Refuse a config.json with more experts than a router has, before each one is looked for."""
+    """Refuse a config.json with more experts than a router has, before each one is looked for, and
+    with another number than stacks have."""
     if (router := router_of(config, gguf=gguf, names=entries)) is None:
         return
     rows = entries[router].shape[0] if router in entries else 0
@@ -319,6 +320,13 @@ def _check_experts(
             f"{config.num_experts}",
             _HINT,
         )
+    for name, entry in entries.items():
+        if entry.stacked not in (None, config.num_experts) and _is_used(name, config):
+            raise UsageError(
+                f"{folder}: {name} is of {entry.stacked} experts, and config.json has "
+                f'"num_experts" {config.num_experts}',
+                _HINT,
+            )
 
 
 def _locate(folder: Path) -> _Where:

@@ -54,6 +54,8 @@ class Entry:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     offset: int
+    stacked: int | None = None
+    """The tensors that a stack has, whose rows follow each other here."""
 
     @property
     def row_bytes(self) -> int:
@@ -173,8 +175,10 @@ def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[str, Entry]]:
         if name == "__metadata__":
             continue
         start, end = map(_count, item["data_offsets"])
-        shape = flat_shape(name, tuple(map(_count, item["shape"])))
-        entry = Entry(_DTYPES[item["dtype"]], shape, base + start)
+        stored = tuple(map(_count, item["shape"]))
+        is_stack = len(stored) > 2 or name.endswith("_proj_bias")
+        number, shape = stored[0] if is_stack else None, flat_shape(name, stored)
+        entry = Entry(_DTYPES[item["dtype"]], shape, base + start, number)
         if end + base != _end(entry):
             raise ValueError(name)
         yield name, entry
