@@ -78,7 +78,7 @@ static bool check_tiles(const char* name, Type type) {
     typedef BlockProduct<B> Product;
     const std::vector<uint8_t> panels = random_blocks<B>();
     float tiles[2 * TILE_ROWS][WIDTH], vectors[2 * TILE_ROWS][WIDTH], numbers[INPUTS];
-    for (int rows : {1, 7, TILE_ROWS, TILE_ROWS + 1, 2 * TILE_ROWS}) {
+    for (int rows : {1, 7, 10, TILE_ROWS, TILE_ROWS + 1, TILE_ROWS + 11, 2 * TILE_ROWS}) {
         Operand x;
         x.reset(type, rows, INPUTS);
         for (int row = 0; row < rows; ++row) {
@@ -87,7 +87,7 @@ static bool check_tiles(const char* name, Type type) {
         }
         {
             const typename Product::InTheseTiles ready(rows);
-            Product::in_tiles(rows, x.codes, 0, panels.data(), nullptr, tiles);
+            Product::in_tiles(rows, x.codes, 0, panels.data(), {}, nullptr, tiles);
         }
         Product::in_vectors(rows, x.codes, 0, panels.data(), {panels.data(), 0}, nullptr, vectors);
         if (!std::memcmp(tiles, vectors, rows * sizeof *tiles)) continue;
