@@ -21,6 +21,7 @@ from tests.support.fp8_folders import COMPRESSED, STATIC, declare
 from tests.support.gguf_models import state
 from trtla import LLM, SamplingParams
 from trtla.build.convert import convert
+from trtla.build.quantize import Calibration
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.gguf.folder import model_folder
@@ -160,6 +161,13 @@ def test_fp8_is_refused_by_name(quantization: dict[str, Any], tmp_path: Path) ->
     shutil.copytree(folder_and_model("qwen3-moe")[0], folder)
     with pytest.raises(UsageError, match="FP8 in a mixture of experts is not supported"):
         read_hf_config(declare(folder, quantization))
+
+
+def test_calibration_is_refused_by_name(tmp_path: Path) -> None:
+    folder = folder_and_model("qwen3-moe")[0]
+    with pytest.raises(UsageError, match="calibration of a mixture of experts is not supported"):
+        convert(folder, tmp_path / "out", dtype="int4", calibration=Calibration(PROMPTS))
+    assert not (tmp_path / "out").exists()
 
 
 @needs_compiler

@@ -164,6 +164,11 @@ def _integers(
         return config, model
     importance = {}
     if calibration is not None:
+        if config.num_experts:
+            raise UsageError(
+                "calibration of a mixture of experts is not supported: few texts reach all experts",
+                "omit --calib-data: int8 and int4 then weigh all inputs alike",
+            )
         require("calibration", *TORCH)
         from trtla.build.activations import mean_squares
 

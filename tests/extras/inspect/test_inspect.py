@@ -131,6 +131,16 @@ def test_a_problem_has_the_hint_that_running_has(
         assert opened.err.splitlines()[-1] == shown.err.splitlines()[-1]
 
 
+def test_of_many_problems_the_first_ones_are_shown(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, folder := tmp_path / "model")
+    edit(folder / "config.json", num_hidden_layers=4)
+    problems = json.loads(trtla("inspect", folder, "--json").out)["problems"]
+    assert len(problems) > 11
+    shown = [line for line in trtla("inspect", folder).out.splitlines() if "problem: " in line]
+    assert len(shown) == 11
+    assert shown[-1] == f"problem: and {len(problems) - 10} more, which --json has"
+
+
 def test_an_engine_that_is_cut(engine: Path, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(engine, tmp_path / "engine"))
     (broken / "rank0.safetensors").write_bytes(b"")

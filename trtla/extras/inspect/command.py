@@ -21,6 +21,8 @@ _FOLDER = (
     "or a name on the hub."
 )
 _BELOW = ("notes", "problems", "hint", "model")
+_SHOWN = 10
+"""Notes and problems of each kind, beside those that --json has."""
 """Keys that are no rows of the table."""
 
 
@@ -133,8 +135,11 @@ def _show(console: Console, described: dict[str, Any]) -> None:
     console.table(("what", "value"), [*_rows(shown)])
     for part in parts.values():
         for kind in ("note", "problem"):
-            for text in part.get(f"{kind}s", ()):
+            texts = part.get(f"{kind}s", ())
+            for text in texts[:_SHOWN]:
                 console.out(f"{kind}: {text}")
+            if more := len(texts[_SHOWN:]):
+                console.out(f"{kind}: and {more} more, which --json has")
 
 
 def _in_short(described: dict[str, Any]) -> dict[str, Any]:
