@@ -331,8 +331,9 @@ def _check_experts(
 
 def _locate(folder: Path) -> _Where:
     stored = stored_tensors(folder)
-    check_names(folder, map(canonical, stored))
-    where: _Where = {canonical(name): (file, name) for name, file in stored.items()}
+    names = {name: canonical(name) for name in stored}
+    check_names(folder, names.values())
+    where: _Where = {names[name]: (file, name) for name, file in stored.items()}
     where = {name: at for name, at in where.items() if not name.endswith("rotary_emb.inv_freq")}
     if (wrapped := wrapped_model(folder, where)) is not None:
         raise wrapped

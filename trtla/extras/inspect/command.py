@@ -21,9 +21,9 @@ _FOLDER = (
     "or a name on the hub."
 )
 _BELOW = ("notes", "problems", "hint", "model")
-_SHOWN = 10
-"""Notes and problems of each kind, beside those that --json has."""
 """Keys that are no rows of the table."""
+_SHOWN = 10
+"""The most notes, and problems, that are shown without --json."""
 
 
 class _Inspected(ModelArgument):
