@@ -24,9 +24,12 @@ from trtla.build.convert import convert
 from trtla.build.quantize import Calibration
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.config import Mapping
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
+from trtla.formats.model import Model
+from trtla.formats.support import check_mapping
 from trtla.runtime.models.mlp import Choice, Experts
 from trtla.settings.drafting import NO_DRAFTER
 
@@ -150,7 +153,7 @@ def test_more_experts_than_a_router_has_are_refused_before_they_are_looked_for(
     config = json.loads((folder / "config.json").read_text())
     config |= {"num_experts": 10_000, "num_local_experts": 10_000}
     (folder / "config.json").write_text(json.dumps(config))
-    said = r'layers.0.mlp.gate.weight is of 8 experts, and config.json has "num_experts" 10000'
+    said = r"layers.0.mlp.gate.weight is of 8 experts, and its config has 10000"
     with pytest.raises(UsageError, match=said):
         HFModel.open(folder)
 
@@ -159,8 +162,21 @@ def test_more_experts_than_a_router_has_are_refused_before_they_are_looked_for(
 def test_fp8_is_refused_by_name(quantization: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(folder_and_model("qwen3-moe")[0], folder)
-    with pytest.raises(UsageError, match="FP8 in a mixture of experts is not supported"):
+    with pytest.raises(UsageError, match="FP8 in a mixture of experts is not supported") as refused:
         read_hf_config(declare(folder, quantization))
+    assert "convert" not in str(refused.value.hint)
+
+
+def test_hints_name_no_conversion_that_mixtures_lack(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(folder_and_model("qwen3-moe")[0], folder)
+    with pytest.raises(UsageError, match="gptq 4 bits") as refused:
+        read_hf_config(declare(folder, {"quant_method": "gptq", "bits": 4}))
+    assert refused.value.hint == "give the unquantised model, or a GGUF file of it"
+    config = Model.at(gguf_file("qwen3-moe", tmp_path / "m.gguf", "Q4_0")).config
+    with pytest.raises(UsageError, match="are not split") as refused:
+        check_mapping(config.model_copy(update={"mapping": Mapping(world_size=2, tp_size=2)}))
+    assert "convert" not in str(refused.value.hint)
 
 
 def test_calibration_is_refused_by_name(tmp_path: Path) -> None:

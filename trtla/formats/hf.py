@@ -316,15 +316,14 @@ def _check_experts(
     rows = entries[router].shape[0] if router in entries else 0
     if config.num_experts > rows:
         raise UsageError(
-            f'{folder}: {router} is of {rows} experts, and config.json has "num_experts" '
-            f"{config.num_experts}",
+            f"{folder}: {router} is of {rows} experts, and its config has {config.num_experts}",
             _HINT,
         )
     for name, entry in entries.items():
         if entry.stacked not in (None, config.num_experts) and _is_used(name, config):
             raise UsageError(
-                f"{folder}: {name} is of {entry.stacked} experts, and config.json has "
-                f'"num_experts" {config.num_experts}',
+                f"{folder}: {name} is of {entry.stacked} experts, and its config has "
+                f"{config.num_experts}",
                 _HINT,
             )
 

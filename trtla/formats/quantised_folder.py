@@ -36,6 +36,7 @@ _HINT = (
     "give the unquantised model, which trtla convert --dtype fp8, int8 or int4 quantises, or its "
     "FP8 with static scales per tensor"
 )
+_MIXTURE_HINT = "give the unquantised model, or a GGUF file of it"
 _EXCLUDED = ("ignore", "exclude_modules", "ignored_layers", "modules_to_not_convert")
 """Names of the list of modules that are not quantised."""
 _TENSORS = (
@@ -64,7 +65,8 @@ def read_quantization(folder: ModelFolder, config: CheckpointConfig) -> Quantiza
         return _mxfp4(path, config)
     if why := _unlike_fp8(declared):
         text = _name(declared) + (f", {why}" if why != _name(declared) else "")
-        raise UsageError(f"{path}: the weights are quantised ({text})", _HINT)
+        hint = _MIXTURE_HINT if config.num_experts else _HINT
+        raise UsageError(f"{path}: the weights are quantised ({text})", hint)
     cache = "FP8" if _caches_fp8(declared) else None
     own = Quantization(quant_algo="FP8", kv_cache_quant_algo=cache, exclude_modules=["lm_head"])
     check_experts(config.model_copy(update={"quantization": own}), str(path))
@@ -77,7 +79,8 @@ def _mxfp4(path: Path, config: CheckpointConfig) -> Quantization:
     size, _ = BLOCK_SIZES[MXFP4]
     for inputs in (config.hidden_size, config.moe_intermediate_size):
         if inputs % size:
-            raise UsageError(f"{path}: MXFP4 has blocks of {size}, not {inputs} inputs", _HINT)
+            said = f"{path}: MXFP4 has blocks of {size}, not {inputs} inputs"
+            raise UsageError(said, _MIXTURE_HINT)
     return Quantization(block_types=block_types(linear_weights(config)))
 
 

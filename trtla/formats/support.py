@@ -69,8 +69,7 @@ def check_mapping(config: CheckpointConfig) -> None:
         raise UsageError(
             f"weights in blocks ({block_names(config)}) are not split, and tp_size is {tp}, "
             f"pp_size {pp}",
-            f"omit {named('tp_size')} and {named('pp_size')}, or convert with --dtype bfloat16 or "
-            "float16",
+            f"omit {named('tp_size')} and {named('pp_size')}{_or_plain(config)}",
         )
     check_tp_size(config)
     if config.num_hidden_layers % pp:
@@ -78,6 +77,11 @@ def check_mapping(config: CheckpointConfig) -> None:
             f"pp_size {pp} does not divide num_hidden_layers {config.num_hidden_layers}",
             f"use a {named('pp_size')} that divides {config.num_hidden_layers}",
         )
+
+
+def _or_plain(config: CheckpointConfig) -> str:
+    """The way around blocks, which mixtures lack: nothing converts them."""
+    return "" if config.num_experts else ", or convert with --dtype bfloat16 or float16"
 
 
 def check_tp_size(config: CheckpointConfig) -> None:
@@ -267,7 +271,7 @@ def split_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
             raise UsageError(
                 f"tp_size {tp_size} leaves a rank {each} inputs of {name}, and a block of {kind} "
                 f"has {inputs}",
-                f"use a smaller {named('tp_size')}, or convert with --dtype bfloat16 or float16",
+                f"use a smaller {named('tp_size')}{_or_plain(config)}",
             )
     return split
 

@@ -47,7 +47,7 @@ class ChatText:
 
 
 def chat_text(
-    render: Callable[[Messages], str], finder: ControlTokens, messages: Messages, text: str | None
+    render: Callable[[Messages], str], finder: ControlTokens, messages: Messages, text: str
 ) -> ChatText:
     """Return a conversation with control tokens of the template alone.
 
@@ -55,18 +55,35 @@ def chat_text(
     with the characters hidden that control tokens need.
 
     Args:
-        text: the template's output for the messages; None: it refuses what they spell.
+        text: the template's output for the messages.
     """
-    contents, names = [content.strip() for content in written(messages)], finder.names(text or "")
-    own, spells = _without(finder, contents, text or ""), spells_any(finder, messages)
-    if text is not None and (
-        not names or (own is not None and finder.names(own) == names and not spells)
-    ):
+    contents, names = [content.strip() for content in written(messages)], finder.names(text)
+    own, spells = _without(finder, contents, text), spells_any(finder, messages)
+    if not names or (own is not None and finder.names(own) == names and not spells):
         return ChatText(text)
-    marks = _marks(finder, contents, text or "")
-    marked = render(rewritten(messages, lambda content: _hidden(finder, marks, content)))
-    if text is not None and finder.names(marked) == names and not spells:
+    marked, marks = _marked(render, finder, messages, text)
+    if finder.names(marked) == names and not spells:
         return ChatText(text)
+    return _shown(finder, marked, marks)
+
+
+def hidden_chat_text(
+    render: Callable[[Messages], str], finder: ControlTokens, messages: Messages
+) -> ChatText:
+    """Return the same for messages whose names of control tokens the template refuses."""
+    return _shown(finder, *_marked(render, finder, messages, ""))
+
+
+def _marked(
+    render: Callable[[Messages], str], finder: ControlTokens, messages: Messages, text: str
+) -> tuple[str, dict[int, int]]:
+    """Render messages with marks in place of what control tokens need, which the text lacks."""
+    marks = _marks(finder, [content.strip() for content in written(messages)], text)
+    return render(rewritten(messages, lambda content: _hidden(finder, marks, content))), marks
+
+
+def _shown(finder: ControlTokens, marked: str, marks: dict[int, int]) -> ChatText:
+    """Put back what marks stand for."""
     shown = marked.translate({mark: char for char, mark in marks.items()})
     controls = finder.find(marked)
     return ChatText(shown, None if controls == finder.find(shown) else controls)

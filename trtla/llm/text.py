@@ -18,7 +18,7 @@ from trtla.formats.model_folder import ModelFolder
 from trtla.formats.special_tokens import TOKENIZER_CONFIG, read_tokenizer_config
 from trtla.formats.transformers_load import load_tokenizer, wrapped_tokenizer
 from trtla.llm.chat_renderer import ChatRenderer
-from trtla.llm.chat_text import ChatText, ControlTokens, chat_text, spells_any
+from trtla.llm.chat_text import ChatText, ControlTokens, chat_text, hidden_chat_text, spells_any
 from trtla.llm.stops import StopText, as_stop_texts
 from trtla.llm.templates import ChatTemplate, TemplateProcess
 from trtla.llm.text_stream import TextStream, showing
@@ -287,15 +287,16 @@ class Tokenizer:
         """Render messages in the chat template, with the control tokens that belong to it."""
         messages = self._chats.adapted(messages, rendering)
         render = partial(self._chats.text, rendering=rendering)
-        text: str | None = None
         try:
             text = render(messages)
         except UsageError:
             if self._parse_special or not spells_any(self._control, messages):
                 raise
-        self._check_length(text or "", most)
+            self._check_tools(rendering)
+            return hidden_chat_text(render, self._control, messages)
+        self._check_length(text, most)
         if self._parse_special:
-            return ChatText(text or "")
+            return ChatText(text)
         self._check_tools(rendering)
         return chat_text(render, self._control, messages, text)
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.extras.inspect.support import install, plug_in, without_tensorrt_llm
 from tests.support.command import refused, trtla
+from tests.support.families import folder_and_model
 from tests.support.gguf_models import write_gguf
 from tests.support.models import VARIANTS, make_model, save_model
 from tests.support.tokenizers import save_byte_tokenizer
@@ -52,6 +53,19 @@ def edit(path: Path, **values: object) -> None:
             place = place[name]
         place[last] = value
     path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "glm4-moe"])
+def test_active_parameters_are_those_of_a_token(name: str) -> None:
+    """All but the experts that a token does not choose."""
+    folder, model = folder_and_model(name)
+    experts = [layer.mlp.experts for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+    stored = sum(p.numel() for each in experts for p in each.parameters())
+    config, description = model.config, described(folder)
+    each = config.num_experts_per_tok / description["shape"]["num_experts"]
+    whole = sum(tensor.numel() for tensor in model.state_dict().values())
+    assert description["parameters"] == whole
+    assert description["active_parameters"] == whole - stored * (1 - each)
 
 
 def test_model_checkpoint_and_engine_are_told_apart_and_described(tmp_path: Path) -> None:

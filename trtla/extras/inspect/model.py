@@ -15,7 +15,7 @@ from trtla.console import size
 from trtla.errors import UsageError
 from trtla.formats.chat_templates import stored_template
 from trtla.formats.checkpoint import check_config, rank_problems
-from trtla.formats.config import BLOCK_SIZES, DTYPE_BYTES, INT4
+from trtla.formats.config import BLOCK_SIZES, DTYPE_BYTES, INT4, CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest
 from trtla.formats.engine_limits import compiled_problems, longest_text
 from trtla.formats.folder import tokenizer_dir
@@ -31,7 +31,7 @@ from trtla.formats.plan import stored_plan
 from trtla.formats.quantised_folder import quantization_name
 from trtla.formats.shapes import LM_HEAD, hf_shapes
 from trtla.formats.special_tokens import end_tokens
-from trtla.formats.support import kv_bytes_per_token
+from trtla.formats.support import expert_numbers, kv_bytes_per_token
 from trtla.llm.reading import reading_notes, template_note
 from trtla.llm.text import Tokenizer
 from trtla.settings.lookahead import AUTOREGRESSIVE, triples_for
@@ -125,6 +125,7 @@ def _sizes(model: Model) -> dict[str, Any]:
         "quant_algo": quantization.quant_algo,
         "kv_cache_quant_algo": quantization.kv_cache_quant_algo,
         "parameters": parameters,
+        **_active(config, parameters),
         "shape": config.model_dump(mode="json", include=shape, exclude_defaults=True),
         "tp_size": config.mapping.tp_size,
         "pp_size": config.mapping.pp_size,
@@ -132,6 +133,14 @@ def _sizes(model: Model) -> dict[str, Any]:
         "kv_cache_bytes": text_len * config.mapping.world_size * kv_bytes_per_token(config),
         **(_limits(engine) if engine else {}),
     }
+
+
+def _active(config: CheckpointConfig, parameters: int) -> dict[str, int]:
+    """The parameters that one token uses, of a mixture of experts."""
+    if not config.num_experts:
+        return {}
+    unused = expert_numbers(config) * (config.num_experts - config.num_experts_per_tok)
+    return {"active_parameters": parameters - unused // config.num_experts}
 
 
 def _limits(engine: Engine) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import refused, trtla
+from tests.support.families import folder_and_model
 from trtla.extras.bench.tune import tuner
 from trtla.extras.bench.tune.documents import Tune
 from trtla.extras.bench.tune.output import recommendation, write_preset
@@ -190,3 +191,9 @@ def test_models_without_a_triple_to_tune_are_refused(checkpoint, tmp_path):
     refused(trtla("tune", folder), 2, "leaves no triple to tune", "--lookahead 7,7,7")
     refused(trtla("tune", checkpoint), 2, "is a checkpoint, not an engine")
     refused(trtla("tune"), 2, "missing option", "give -m")
+
+
+def test_a_gpu_is_for_families_that_tensorrt_llm_runs(prompts):
+    mixture, _ = folder_and_model("qwen3-moe")
+    ran = trtla("tune", mixture, "--gpu", "h100", "--prompts", prompts)
+    refused(ran, 2, "TensorRT-LLM cannot run the model", "Qwen3MoeForCausalLM")

@@ -40,15 +40,6 @@ def test_layers_with_a_window_read_no_more_than_it():
             assert found.seconds(4, fed) == pytest.approx(expected.seconds(4, fed))
 
 
-def test_a_mixture_reads_the_experts_of_its_tokens_and_multiplies_with_as_many_as_a_token_has():
-    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 14336}
-    mixtral = LLAMA_3_8B.model_copy(update={"vocab_size": 32000, **sizes})
-    roof, active, all_of_it = Roofline(mixtral, GPUS["h100"], 0), 12.75e9, 46.57e9
-    assert roof.seconds(1, 1) == pytest.approx(2 * active / 3.35e12, rel=0.01)
-    assert roof.seconds(1, 100) == pytest.approx(2 * all_of_it / 3.35e12, rel=0.01)
-    assert roof.seconds(1, 8192) == pytest.approx(8192 * 2 * active / 989e12, rel=0.01)
-
-
 def test_fp8_weights_halve_the_bytes_of_the_layers():
     fp8 = LLAMA_3_8B.model_copy(
         update={"quantization": LLAMA_3_8B.quantization.model_copy(update={"quant_algo": "FP8"})}

@@ -122,12 +122,15 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
     from trtla.data.prompt_sets import load_sets
     from trtla.extras.bench.tune.grid import TuneSettings
     from trtla.extras.bench.tune.prediction import check_gpu
+    from trtla.trtllm.rules import check_family
 
     model, limit, sampling = flags.engine_dir, _limit(flags.engine_dir), flags.sampling
     gpu = None if flags.gpu is None else check_gpu(flags.gpu)
     if sampling.max_output_len < 2:
         short = f"--max-output-len is {sampling.max_output_len}: there is no step to draft for"
         raise UsageError(short, "use 2 or more; 96 is the default")
+    if gpu is not None:
+        check_family(model_at(model).config)
     if gpu is not None and not sampling.greedy:
         hot = f"--temperature is {sampling.temperature:g}, but TensorRT-LLM's lookahead is greedy"
         raise UsageError(f"{hot} only", "use --temperature 0, or omit --gpu")

@@ -7,16 +7,14 @@ GPU that is not here, a step costs at least bytes over bandwidth, or operations 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from trtla.errors import UsageError, did_you_mean
 from trtla.extras.bench.tune.documents import Recommendation
 from trtla.extras.bench.tune.grid import Sample, Steps
-from trtla.formats.shapes import EMBEDDING, LM_HEAD, linear_weights
 from trtla.measuring.arms import AR
 from trtla.results.rows import Cell, Row
-from trtla.runtime.costs import CostTable, Mixture
+from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 if TYPE_CHECKING:
@@ -149,11 +147,8 @@ class Roofline:
         seen = [min(window or context, context) for window in config.windows]
         self.gpu, self._context = gpu, sum(seen) / len(seen)
         ranks = config.mapping.world_size
-        layers, experts, head = (count / ranks for count in _parameters(config))
-        self._layers, self._head = layers + experts, head
-        self._layer_bytes, self._head_bytes = self._layers * (1 if config.fp8 else 2), head * 2
-        share = experts / self._layers
-        self._mixture = Mixture(share, config.num_experts, config.num_experts_per_tok)
+        self._layers, self._head = (count / ranks for count in _parameters(config))
+        self._weight_bytes = self._layers * (1 if config.fp8 else 2) + self._head * 2
         self._kv_bytes = kv_bytes_per_token(config)
         heads = config.num_attention_heads * config.num_hidden_layers * config.head_size
         self._attention = 4.0 * heads / ranks  # operations of a fed token with a cached one
@@ -163,8 +158,7 @@ class Roofline:
     def seconds(self, sequences: int, fed_each: int) -> float:
         """Return the least seconds of a step in which each sequence feeds `fed_each` tokens."""
         fed, context = sequences * fed_each, self._context
-        grown = self._mixture.growth(fed) if self._mixture.experts else 1.0
-        read = self._layer_bytes * grown + self._head_bytes + sequences * context * self._kv_bytes
+        read = self._weight_bytes + sequences * context * self._kv_bytes
         peak = self.gpu.teraflops * 1e12
         busy = 2.0 * fed * (self._layers / self._layer_flops + self._head / peak)
         busy += fed * context * self._attention / peak
@@ -183,10 +177,9 @@ class Roofline:
         )
 
 
-def _parameters(config: CheckpointConfig) -> tuple[float, float, float]:
-    """Count the weights that a fed token is multiplied with: of layers but for experts, of its
-    experts, and of the head."""
-    sizes = {name: prod(shape) for name, shape in linear_weights(config).items()}
-    experts = sum(size for name, size in sizes.items() if ".experts." in name)
-    layers = sum(sizes.values()) - experts - sizes[EMBEDDING] - sizes[LM_HEAD]
-    return layers, experts * config.num_experts_per_tok / max(1, config.num_experts), sizes[LM_HEAD]
+def _parameters(config: CheckpointConfig) -> tuple[int, int]:
+    """Count the weights that every fed token is multiplied with, in the layers and in the head."""
+    hidden, size = config.hidden_size, config.head_size
+    attention = hidden * size * 2 * (config.num_attention_heads + config.num_key_value_heads)
+    layer = attention + 3 * hidden * config.intermediate_size
+    return layer * config.num_hidden_layers, hidden * config.vocab_size
