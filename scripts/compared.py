@@ -37,6 +37,8 @@ LONGEST = 1024
 WARM_UP = [1, 2, 3, 4]
 UNINSTALL = ("uninstall", "-qy", "torchvision", "torchaudio", "torchcodec")
 """What vLLM's requirements bring for another torch than its own."""
+COMPILERS = ("CC", "CXX", "CMAKE_ARGS")
+"""Variables that llama.cpp is compiled by."""
 Draft = dict[str, Any]
 
 
@@ -272,17 +274,25 @@ def measure(args: argparse.Namespace, prompts: list[list[int]]) -> dict[str, Any
 def document_of(arm: Arm) -> dict[str, Any]:
     """An arm in the document."""
     peer = PEERS[arm.engine]
-    install = " ".join(map(shlex.quote, peer.requirements))
     return {
         "engine": arm.engine,
         "version": arm.version,
         "reads": peer.reads,
         "draft": arm.draft,
         "temperature": arm.temperature,
-        "install": f"{arm.engine}/bin/python -m pip install {install}" if install else "",
+        "install": install_command(arm.engine, peer.requirements),
         "command": shown_command(arm),
         "rounds": arm.rounds,
     }
+
+
+def install_command(engine: str, requirements: tuple[str, ...]) -> str:
+    """The command that installed an engine, with the compilers that were named for it."""
+    if not requirements:
+        return ""
+    named = [f"{key}={shlex.quote(os.environ[key])} " for key in COMPILERS if key in os.environ]
+    install = " ".join(map(shlex.quote, requirements))
+    return f"{''.join(named)}{engine}/bin/python -m pip install {install}"
 
 
 def pieces_of(document: dict[str, Any], file: Path) -> dict[str, str]:

@@ -6,8 +6,9 @@
 #
 # Without a model it is SmolLM2-135M-Instruct, downloaded once. 16 texts of the first model are timed, and then 200 are
 # compared in one round; the others, which may be random weights of scripts/real_sizes.sh, have 4. OUTPUT_DIR keeps the
-# JSON documents. llama.cpp is compiled; its server's n-gram drafts are there where a llama-server is on the PATH. vLLM
-# takes 2 GB. The machine has to be quiet for the first part: the page says how busy it was.
+# JSON documents. llama.cpp is compiled, by CC and CXX: what GCC 12 makes crashes on processors with AMX, and what clang
+# makes does not. Its server's n-gram drafts are there where a llama-server is on the PATH. vLLM takes 2 GB. The machine
+# has to be quiet for the first part: the page says how busy it was.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
