@@ -36,7 +36,10 @@ _HINT = (
     "give the unquantised model, which trtla convert --dtype fp8, int8 or int4 quantises, or its "
     "FP8 with static scales per tensor"
 )
-_MIXTURE_HINT = "give the unquantised model, or a GGUF file of it"
+_MIXTURE_HINT = (
+    "give the unquantised model, which trtla convert --dtype int8 or int4 quantises, or a GGUF "
+    "file of it"
+)
 _EXCLUDED = ("ignore", "exclude_modules", "ignored_layers", "modules_to_not_convert")
 """Names of the list of modules that are not quantised."""
 _TENSORS = (
