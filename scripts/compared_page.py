@@ -91,7 +91,8 @@ every other round goes through them backwards. All get the same prompts as token
 of one length, past end tokens: greedy ones at temperature 0, and sampled ones where the engine's
 docs say that a seed has one text whatever is drafted. Tokens/s are of the texts without prompts and
 first tokens. Figures are medians over the rounds; a single round shows texts alone, since its speed
-is that of one moment.
+is that of one moment. Greedy texts of random weights repeat themselves: their gains by drafts are
+not those of real texts.
 """
 
 

@@ -325,6 +325,18 @@ cat '{library}' >"$made"
 """
 
 
+@pytest.mark.deep
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
+@needs("run")
+def test_clang_compiles_it_too_and_drafts_change_no_text(tiny_llama):
+    asked = ("-m", tiny_llama, "-p", "def f(a, b):", "-n", "40", "--check-lossless")
+    ran = command("run", *asked, env={"CXX": "clang++"})
+    assert ran.code == 0, ran
+    assert "equal to plain decoding" in ran.out
+    assert "slower" not in ran.err
+    assert ", compiled" in ran.err
+
+
 @needs_compiler
 def test_processes_that_compile_at_once_or_are_killed_leave_a_whole_library(tmp_path):
     """The compiler writes half a library, waits for a sign, and then writes the other half."""

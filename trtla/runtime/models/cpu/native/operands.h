@@ -34,9 +34,9 @@ struct Rows {
 
 // Neighbouring inputs that are multiplied at once, and whether that is done in tiles.
 template <class X>
-constexpr int PAIR = 1;
+inline constexpr int PAIR = 1;
 template <>
-constexpr int PAIR<BFloat16> = 2;
+inline constexpr int PAIR<BFloat16> = 2;
 template <class X>
 constexpr bool TILED = HAS_TILES && PAIR<X> == 2;
 template <class X>
