@@ -99,7 +99,11 @@ class Arm:
     rounds: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, prompts: Sequence[list[int]], tokens: int) -> None:
-        """Run a round in a new process; raises `LeftOutError` where it ends early."""
+        """Run a round in a new process.
+
+        Raises:
+            LeftOutError: it has ended early, or its texts have another length.
+        """
         with (
             TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
             subprocess.Popen(
@@ -112,21 +116,27 @@ class Arm:
                 answers = [asked(process, ids, tokens) for ids in prompts]
                 process.stdin.close()  # type: ignore[union-attr]
                 ended = said(process)
-            except EOFError:
+            except (EOFError, BrokenPipeError):
                 raise LeftOutError(why(process.wait(), log)) from None
             finally:
                 process.kill()
+                with suppress(BrokenPipeError):  # a prompt that it has not read
+                    process.stdin.close()  # type: ignore[union-attr]
         self.version = opened.pop("version")
         self.rounds.append({**opened, **ended, "answers": answers})
 
 
 def asked(process: subprocess.Popen[str], ids: list[int], tokens: int) -> dict[str, Any]:
-    """An engine's answer to a prompt; raises `EOFError` where it has ended."""
+    """An engine's answer to a prompt; raises `EOFError` where it has ended, and `LeftOutError` for
+    a text of another length, since neither its speed nor its tokens could be compared."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # nor will it say anything
         process.stdin.write(json.dumps({"ids": ids, "tokens": tokens}) + "\n")
         process.stdin.flush()
-    return said(process)
+    answer = said(process)
+    if len(answer["ids"]) != tokens or min(answer["ids"]) < 0:
+        raise LeftOutError(f"it has answered {answer['ids']} where {tokens} tokens were asked for.")
+    return answer
 
 
 def said(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -174,7 +184,9 @@ def environment(name: str, requirements: tuple[str, ...]) -> str:
 
 def folder_of(file: Path) -> Path:
     """The file's weights as a folder in bfloat16, written by transformers if it is not there."""
-    folder = user_cache() / "compared" / "folders" / file.stem
+    version = file.stat()
+    key = f"{version.st_size}-{version.st_mtime_ns}"
+    folder = user_cache() / "compared" / "folders" / key / file.stem
     if not (folder / "config.json").is_file():
         python = environment("transformers", TRANSFORMERS)
         command = [python, str(SCRIPT), "export", str(file), str(folder)]

@@ -120,7 +120,7 @@ import json, sys
 print('{"version": "7", "load_s": 0.5}', flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
-    ids = asked["ids"] * asked["tokens"]
+    ids = (asked["ids"] * asked["tokens"])[: asked["tokens"]]
     print(json.dumps({"ids": ids, "seconds": 2, "first_s": 1}), flush=True)
 print('{"peak_bytes": 9}')
 """
@@ -140,6 +140,27 @@ def test_a_round_is_a_process_that_answers_each_prompt() -> None:
     assert not ends.rounds
 
 
+LEAVES = """
+print('{"version": "7", "load_s": 0.5}', flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (ECHO.replace("[: asked", "[1: asked"), r"answered \[2\] where 2 tokens"),
+        (ECHO.replace("[: asked", "[0: 0 * asked"), r"answered \[\] where 2 tokens"),
+        (ECHO.replace('= (asked["ids"]', "= ([-1]"), r"answered \[-1, -1\] where 2 tokens"),
+        (LEAVES, "ended with 0: it said nothing"),
+    ],
+)
+def test_an_engine_that_does_not_answer_as_asked_is_left_out(program: str, reason: str) -> None:
+    tried = compared.Arm("other", {}, [sys.executable, "-c", program])
+    with pytest.raises(compared.LeftOutError, match=reason):
+        tried.run([[3] * 100_000], 2)
+    assert not tried.rounds
+
+
 LLAMA_SERVER = """#!{python}
 import http.server, json, sys
 if "--version" in sys.argv:
@@ -152,7 +173,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert "--spec-type ngram-mod" in " ".join(sys.argv)
         assert asked["return_tokens"] and asked["ignore_eos"] and not asked["cache_prompt"]
-        tokens = asked["prompt"] * asked["n_predict"]
+        tokens = (asked["prompt"] * asked["n_predict"])[:asked["n_predict"]]
         self.answer({{"tokens": tokens, "timings": {{"prompt_ms": 1}}}})
     def answer(self, what):
         self.send_response(200)

@@ -60,10 +60,12 @@ def read_parquet(model: type[LineT], path: Path) -> list[tuple[str, LineT]]:
     try:
         with ParquetFile(path) as file:
             rows = file.read().to_pylist()
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, ValueError, OverflowError) as error:  # of bytes, of numbers
         refuse_stand_in(path)
         reason = first_line(error)
-        raise UsageError(f"{path} is not a Parquet file: {reason}", "copy it again") from None
+        raise UsageError(
+            f"{path} cannot be read as a Parquet file: {reason}", "copy it again"
+        ) from None
     places = (f"row {number} of {path}" for number in range(1, len(rows) + 1))
     return [
         (where, validate(model, row, where, "correct the row"))

@@ -95,7 +95,11 @@ def test_parquet_files_that_cannot_be_read_are_refused(
     with pytest.raises(UsageError, match=r"row 1 of .*test.parquet has SPEED-Bench's placeholder"):
         load_sets([str(path)], (), 10)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UsageError, match="is not a Parquet file"):
+    with pytest.raises(UsageError, match="cannot be read as a Parquet file"):
+        load_sets([str(path)], (), 10)
+    path = write_parquet(tmp_path / "bytes.parquet", [row("qa", "a prompt to damage")])
+    path.write_bytes(path.read_bytes().replace(b"to damage", b"to d\xff\xffage"))
+    with pytest.raises(UsageError, match=r"cannot be read as a Parquet file: .*utf-8"):
         load_sets([str(path)], (), 10)
     with pytest.raises(UsageError, match="does not exist"):
         load_sets([str(tmp_path / "other.parquet")], (), 10)
