@@ -32,6 +32,12 @@ def test_what_steps_took_survives_its_file(own_cache):
     assert KeptCosts({}, "bfloat16", CPU).load() == {}
 
 
+def test_a_level_that_the_processor_does_not_run_has_costs_of_its_own(monkeypatch):
+    own = KeptCosts({}, "float32", CPU)
+    monkeypatch.setenv("TRTLA_MARCH", "x86-64-v9")
+    assert KeptCosts({}, "float32", CPU).key != own.key
+
+
 @pytest.mark.parametrize("blocked", [True, False])
 def test_nothing_is_kept_where_nothing_was_seen_or_can_be_written(blocked):
     kept = KeptCosts({}, "float32", CPU)

@@ -164,7 +164,9 @@ def _row(
     # Counters are those of all rounds if their texts differ.
     whole, base = (add(rounds) if measured.reseeded else rounds[0] for rounds in (runs, plain))
     gb_per_s = hardware and _median(runs, hardware.gb_per_s)
-    equal = agreement(whole, base)
+    pairs = [(whole, base)] if measured.reseeded else zip(runs, plain, strict=True)
+    # Rounds have the same texts: the one in which most differ counts.
+    equal = min((agreement(*pair) for pair in pairs), key=lambda found: found["equal_texts"] or 0)
     if not arm.same_draws and measured.cell.temperature > 0.0:  # peers draw other random numbers
         equal |= {"equal_texts": None, "first_divergence": None}
     draft = whole.draft_model

@@ -23,7 +23,7 @@ from trtla.formats.support import plain_bytes
 from trtla.measuring.arms import ArmRun, EngineArm
 from trtla.measuring.hardware import Hardware, peak_bytes, reset_peak
 from trtla.measuring.hugging_face import HuggingFace
-from trtla.measuring.turns import measure, rows
+from trtla.measuring.turns import CellRuns, Turn, measure, rows
 from trtla.results.metrics import add, agreement
 from trtla.results.rows import Cell, Row
 from trtla.runtime.device import CPU, Device
@@ -218,6 +218,18 @@ def test_peers_sampled_texts_are_not_compared() -> None:
             cell, [FakeArm("ar", PLAIN), arm], rounds_of([[(1,)]], SamplingParams(), 1)
         )
         assert rows(measured, Hardware(1, 1.0))[1].equal_texts == expected
+
+
+def test_a_text_that_differs_in_a_later_round_alone_counts() -> None:
+    other = replace(PLAIN, outputs=((1, 2, 3, 4, 9), *PLAIN.outputs[1:]))
+    batches = rounds_of([[(1,)]], SamplingParams(), 3)
+    turns = [
+        Turn(batch, {"ar": PLAIN, "fast": other if batch.round == 2 else PLAIN})
+        for batch in batches
+    ]
+    arms = {name: FakeArm(name, PLAIN) for name in ("ar", "fast")}
+    fast = rows(CellRuns(CELL, dict(arms), turns), Hardware(1, 1.0))[1]
+    assert (fast.texts, fast.equal_texts) == (2, 1)
 
 
 def test_agreement_names_the_earliest_difference() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from trtla.files import parse_json, user_cache, write_whole
 from trtla.runtime.auto.steps import StepCosts
 from trtla.runtime.device import Device
-from trtla.runtime.models.cpu.levels import chosen_level
+from trtla.runtime.models.cpu.levels import UnknownLevel, chosen_level
 from trtla.runtime.threads import num_threads
 from trtla.version import __version__
 
@@ -53,7 +53,10 @@ class KeptCosts:
 
 def _name(device: Device) -> str:
     if device.type != "cuda":
-        return chosen_level().name
+        try:
+            return chosen_level().name
+        except UnknownLevel:  # PyTorch's operations run
+            return ""
     import torch
 
     return torch.cuda.get_device_name(str(device))
