@@ -207,6 +207,9 @@ def test_cells_together_are_one_row_an_arm_and_each_keeps_what_its_arm_chose() -
     assert (fast.category, fast.setting, fast.rounds, fast.texts) == ("all", None, 2, 4)
     assert (plain.output_tokens, fast.speedup_vs_ar) == (20, pytest.approx(1.6))
     assert list(together(found[:1])) == []
+    found[1].turns.pop()  # as of an interrupted category
+    [whole] = together(found)
+    assert [turn.batch.round for turn in whole.turns] == [1, 1]
 
 
 def test_peers_sampled_texts_are_not_compared() -> None:

@@ -19,15 +19,16 @@ from trtla.settings.sampling import SamplingParams
 
 
 def together(cells: Sequence[CellRuns]) -> Iterator[CellRuns]:
-    """Join cells that differ in their category alone."""
+    """Join cells that differ in their category alone: the rounds that all of these have."""
     groups: dict[Cell, list[CellRuns]] = {}
     for runs in cells:
         shared = runs.cell.model_copy(update={"category": EVERY_CATEGORY})
         groups.setdefault(shared, []).append(runs)
     for cell, members in groups.items():
-        turns = sorted(
-            chain.from_iterable(runs.turns for runs in members), key=attrgetter("batch.round")
-        )
+        last = min(runs.turns[-1].batch.round for runs in members)  # of an interrupted category
+        every = chain.from_iterable(runs.turns for runs in members)
+        kept = (turn for turn in every if turn.batch.round <= last)
+        turns = sorted(kept, key=attrgetter("batch.round"))
         chosen = [runs.settings.items() for runs in members]
         shared_by_all = dict(set[tuple[str, str | None]].intersection(*map(set, chosen)))
         if len(members) > 1:
