@@ -26,8 +26,9 @@ done
 [ $# -eq 0 ] || shift
 documents=()
 measure() { # NAME [MODEL] OPTIONS
-    "$python" scripts/compared.py "${@:2}" >"$out/$1.json"
-    documents+=("$out/$1.json")
+    local document="$out/${#documents[@]}-$1.json" # models may have one name
+    "$python" scripts/compared.py "${@:2}" >"$document"
+    documents+=("$document")
 }
 first=${models[0]:-}
 measure speeds ${first:+"$first"} --texts 16 "$@"

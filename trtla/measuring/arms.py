@@ -262,8 +262,8 @@ class PeerArm(Arm):
         super().warm_up(prompts, sampling)
         if len(self._choices) > 1:
             runs = [self._decode_with(prompts, sampling, options) for options in self._choices]
-            seconds = [run.time_s for run in runs]
-            self._choose(self._choices[seconds.index(min(seconds))])
+            speeds = [run.tokens_per_s for run in runs]
+            self._choose(self._choices[speeds.index(max(speeds))])
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
         return self._decode_with(prompts, sampling, self._chosen)

@@ -20,7 +20,7 @@ from trtla.extras.bench.rounds import rounds_of, together
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.hf import HFModel
 from trtla.formats.support import plain_bytes
-from trtla.measuring.arms import ArmRun, EngineArm
+from trtla.measuring.arms import ArmRun, EngineArm, PeerArm
 from trtla.measuring.hardware import Hardware, peak_bytes, reset_peak
 from trtla.measuring.hugging_face import HuggingFace
 from trtla.measuring.turns import CellRuns, Turn, measure, rows
@@ -221,6 +221,17 @@ def test_peers_sampled_texts_are_not_compared() -> None:
             cell, [FakeArm("ar", PLAIN), arm], rounds_of([[(1,)]], SamplingParams(), 1)
         )
         assert rows(measured, Hardware(1, 1.0))[1].equal_texts == expected
+
+
+def test_a_peer_keeps_its_fastest_setting_however_long_the_texts_are() -> None:
+    short = replace(PLAIN, outputs=((1,), (1,)), time_s=1.0)
+    peer = PeerArm(
+        "peer",
+        lambda _, __, options: FAST if options["tokens"] == 10 else short,
+        [{"tokens": 2}, {"tokens": 10}],
+    )
+    peer.warm_up([(1,), (2,)], [SamplingParams()] * 2)
+    assert peer.setting == "tokens=10"
 
 
 def test_a_text_that_differs_in_a_later_round_alone_counts() -> None:
