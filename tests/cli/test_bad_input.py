@@ -56,6 +56,8 @@ TEXT, THREE = ["--input-text", "a"], ["--input-text", "a", "b", "c"]
         ([*THREE[:-1], "--request-lookahead", "1,1,0", "9,3,4"], ["text 1", "9,3,4", "4,3,4"]),
         ([*THREE, "--request-lookahead", "1,1,0", "4,3,4"], ["2 triples for 3 prompts"]),
         ([*TEXT, "--no-lookahead", "--request-lookahead", "2,2,2"], ["--no-lookahead"]),
+        ([*TEXT, "--no-lookahead", "--lookahead", "2,2,2"], ["--no-lookahead and --lookahead ex"]),
+        ([*TEXT, "--drafter", "none", "--lookahead", "2,2,2"], ["--drafter none and --lookahead"]),
         (["--input-text", "x" * 200], ["text 0", "max_input_len 128"]),
         (["--input-text", "x" * 100, "--max-output-len", "200"], ["200", "max_seq_len 256"]),
         ([], ["no prompt"]),

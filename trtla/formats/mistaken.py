@@ -70,7 +70,7 @@ def no_model(path: Path) -> UsageError:
         return UsageError(f"{path} is a folder with {kind}", f"give the file, such as {file}")
     return UsageError(
         f"{path} has no config.json",
-        "give a folder of a Hugging Face model, a checkpoint or an engine, or a GGUF file",
+        "give the folder of a Hugging Face model or of an engine, or a GGUF file",
     )
 
 

@@ -92,8 +92,8 @@ class RequestMaker:
     def __init__(self, model: str | Path | Model, options: ExecutorOptions) -> None:
         if not isinstance(model, (str, PathLike, Model)):
             raise UsageError(
-                f"model is {shown(model)}, not the path of a folder",
-                "give an engine directory or a Hugging Face folder, such as LLM('engine')",
+                f"model is {shown(model)}, not the path of a model",
+                "give a GGUF file, an engine or a Hugging Face folder, such as LLM('model.gguf')",
             )
         from trtla.llm.open import end_ids, is_adaptive, open_tokenizer
 

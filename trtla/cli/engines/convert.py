@@ -52,8 +52,8 @@ _quantised = partial(setting, section="Quantisation")
 @model_flag(
     "Conversion",
     "model_dir",
-    help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, "
-    "its name on the hub such as org/name, or a GGUF file.",
+    help="Hugging Face folder of a Llama, Mistral, Qwen or another supported family, its name on "
+    "the hub such as org/name, or a GGUF file.",
 )
 @_conversion(
     "-o",

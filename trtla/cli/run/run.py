@@ -40,7 +40,7 @@ from trtla.errors import UsageError
 from trtla.formats.families import stored_architecture
 from trtla.formats.model_folder import CONFIG
 from trtla.machine import process_rank
-from trtla.settings.drafting import DrafterSettings, refuse_texts
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, refuse_texts
 from trtla.settings.fields import declared, flag_name
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.messages import Rendering, is_conversation
@@ -196,10 +196,13 @@ def _save_ids(flags: RunFlags, llm: LLM, result: Decoded | BeamSearch) -> None:
 def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
     from trtla.data.prompts import gather, with_stops
 
-    if flags.no_lookahead and flags.request_lookahead:
-        raise UsageError(
-            "--no-lookahead and --request-lookahead exclude each other", "omit one of them"
-        )
+    others = {
+        "--request-lookahead": bool(flags.request_lookahead),
+        "--lookahead": flags.given.by_flag("lookahead"),
+    }
+    if flags.no_lookahead and any(others.values()):
+        other = next(name for name, is_given in others.items() if is_given)
+        raise UsageError(f"--no-lookahead and {other} exclude each other", "omit one of them")
     if not flags.input_text and flags.input_file is None:
         _announce_stdin(console)
     texts, file, triples = flags.input_text, flags.input_file, flags.request_lookahead
@@ -236,6 +239,8 @@ def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest])
         raise refuse_texts(expecting[0], "an expected output")
     if flags.check_lossless:
         _check_comparable([("--drafter", options.drafter), *drafters])
+        if flags.no_lookahead or options.drafter.drafter == NO_DRAFTER.drafter:
+            console.note("note: nothing is drafted: --check-lossless decodes plainly twice")
     firsts = [request for request in requests if not (request.is_chat or request.turn)]
     others = [request for request in firsts if not isinstance(request.prompt, str)]
     chats = [(r.name, r.prompt, r.rendering) for r in others if is_conversation(r.prompt)]

@@ -25,6 +25,7 @@ from trtla.formats.model import Model
 from trtla.machine import process_rank
 from trtla.settings.custom_drafters import check_opened
 from trtla.settings.drafting import (
+    NO_DRAFTER,
     DrafterSettings,
     check_draft_place,
     check_drafts_itself,
@@ -149,6 +150,9 @@ def check_model(
 
         check_is_engine(model.folder)
     check_length(flags.engine_dir, options.max_seq_len)
+    both = all(map(flags.given.by_flag, ("lookahead", "drafter")))
+    if both and options.drafter.drafter == NO_DRAFTER.drafter:
+        raise UsageError("--drafter none and --lookahead exclude each other", "omit one of them")
     check_triples(flags.engine_dir, options.lookahead, triples)
     drafters = list(drafters)
     named = [("--drafter", options.drafter), *drafters]

@@ -82,8 +82,8 @@ class TuneFlags:
 )
 @opt.model_flag(
     "Model",
-    help="What to tune: an engine made by trtla build, whose triple is the limit, or a Hugging "
-    "Face Llama folder, which takes any.",
+    help="What to tune: an engine made by trtla build, whose triple is the limit, or a GGUF file "
+    "or Hugging Face folder, which take any.",
 )
 @opt.tokenizer_flag("Model")
 @opt.place_flags

@@ -39,7 +39,7 @@ def recommendation(tuned: Tune) -> str:
         return f"Keep --lookahead auto, the default: {best.auto_speedup:.2f}x {over}; {other}."
     auto = f"auto is {best.auto_speedup or 0.0:.2f}x"
     if triple == AUTOREGRESSIVE:
-        return f"Use --lookahead {triple}: nothing is faster than {over}; {auto}."
+        return f"Use --lookahead {triple}: nothing is 2 % faster than {over}; {auto}."
     return f"Use --lookahead {triple}: {best.measured_speedup:.2f}x {over}; {auto}."
 
 
