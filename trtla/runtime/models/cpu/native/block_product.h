@@ -165,14 +165,17 @@ struct BlockProduct {
     }
 #endif
 
-    // The first part reads the panel from memory, and fetches; the others find it in the cache.
+    // Whether so many rows are multiplied in parts: the first reads the panel from memory, and the others
+    // find it in the cache. All of them fetch.
+    static bool in_parts(int rows) { return rows > INTEGER_ROWS && rows < fewest_in_tiles(); }
+
     static void in_vectors(int rows, const Codes& x, int first, const uint8_t* panel,
                            const Ahead& ahead, const float* bias, float (*out)[WIDTH]) {
         const int parts = (rows + INTEGER_ROWS - 1) / INTEGER_ROWS;
         for (int part = 0; part < parts; ++part) {
             const int from = rows * part / parts, to = rows * (part + 1) / parts;
             with_rows<INTEGER_ROWS>(to - from, [&](auto count) {
-                multiply_block<count>(x, first + from, panel, part ? Ahead{} : ahead, bias,
+                multiply_block<count>(x, first + from, panel, ahead.share(part, parts), bias,
                                       out + from);
             });
         }

@@ -71,6 +71,8 @@ struct FloatProduct {
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);
     }
 
+    static bool in_parts(int) { return false; }
+
     static void run(const Inputs<X>& x, int block, const uint8_t* panel, const Ahead& ahead,
                     const float* bias, float (*out)[WIDTH]) {
         const int rows = x.rows(block);

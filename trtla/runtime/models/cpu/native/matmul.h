@@ -51,9 +51,10 @@ void multiply_panels(const typename Product::Operand& x, const Matrix& matrix, i
         for (int block = 0; block < blocks; ++block) {
             const int token = x.first(block), rows = x.rows(block);
             [[maybe_unused]] const typename Product::Ready ready(rows);
+            const size_t before = Product::in_parts(rows) ? panel_bytes : AHEAD;
             for (int panel = first; panel < last; ++panel) {
                 const float* bias = matrix.bias ? matrix.bias + panel * WIDTH : nullptr;
-                const Ahead ahead = blocks == 1 ? Ahead{weights(panel) + AHEAD, panel_bytes}
+                const Ahead ahead = blocks == 1 ? Ahead{weights(panel) + before, panel_bytes}
                                                 : next.share(block * count + panel - first, blocks * count);
                 Product::run(x, block, weights(panel), ahead, bias, out);
                 for (int row = 0; row < rows; ++row) sink(token + row, panel, out[row]);
