@@ -196,12 +196,8 @@ def _save_ids(flags: RunFlags, llm: LLM, result: Decoded | BeamSearch) -> None:
 def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
     from trtla.data.prompts import gather, with_stops
 
-    others = {
-        "--request-lookahead": bool(flags.request_lookahead),
-        "--lookahead": flags.given.by_flag("lookahead"),
-    }
-    if flags.no_lookahead and any(others.values()):
-        other = next(name for name, is_given in others.items() if is_given)
+    if flags.no_lookahead and (flags.request_lookahead or flags.given.by_flag("lookahead")):
+        other = "--request-lookahead" if flags.request_lookahead else "--lookahead"
         raise UsageError(f"--no-lookahead and {other} exclude each other", "omit one of them")
     if not flags.input_text and flags.input_file is None:
         _announce_stdin(console)
