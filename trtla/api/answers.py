@@ -15,7 +15,7 @@ from trtla.api.harmony import HarmonySplitter, Transcript, speaks_harmony
 from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
 from trtla.api.reasoning import ReasoningSplitter, marks_reasoning
 from trtla.api.tool_calls import AnswerSplitter, CallSplitter
-from trtla.api.tool_formats import ToolFormat, known_format
+from trtla.api.tool_formats import tool_format
 from trtla.llm.answer import Chunk, Completion
 from trtla.llm.prompt import RequestMaker
 from trtla.results.metrics import Metrics
@@ -73,15 +73,13 @@ def _splitters(
             for index, answer in enumerate(generation.answers)
         }
     thinks = marks_reasoning(llm.tokenizer.template_text(bool(parameters)))
-    format_ = known_format(llm) if parameters else None
+    format_ = tool_format(llm) if parameters else None
     if not (thinks or format_):
         return {}
     return {
         index: AnswerSplitter(
             ReasoningSplitter(answer.input_text or "", body.begun_text) if thinks else None,
-            CallSplitter(format_, f"{key}-{index}", parameters)
-            if isinstance(format_, ToolFormat)
-            else None,
+            CallSplitter(format_, f"{key}-{index}", parameters) if format_ else None,
         )
         for index, answer in enumerate(generation.answers)
     }

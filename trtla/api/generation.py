@@ -20,7 +20,7 @@ from trtla.api.harmony import SIGNS, speaks_harmony
 from trtla.api.harmony_grammars import behind_messages
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
 from trtla.api.reasoning import BEGIN, END, marks_reasoning
-from trtla.api.tool_formats import ToolFormat, known_format
+from trtla.api.tool_formats import tool_format
 from trtla.api.tool_grammars import control_token, thoughts, tool_grammar
 from trtla.errors import RendererLost, TrtlaError, UsageError
 from trtla.llm.answer import Answer, Chunk, Completion, chunk_of
@@ -160,8 +160,8 @@ def _shown(llm: RequestMaker, body: ChatBody | CompletionBody) -> Mapping[str, s
         return {}
     if speaks_harmony(llm.tokenizer, tools=bool(body.offered)):
         return SIGNS
-    format_ = known_format(llm) if body.offered else None
-    return {format_.mark: format_.mark} if isinstance(format_, ToolFormat) else {}
+    format_ = tool_format(llm) if body.offered else None
+    return {format_.mark: format_.mark} if format_ else {}
 
 
 def _prompts(llm: RequestMaker, body: ChatBody | CompletionBody) -> list[tuple[str, Prompt]]:

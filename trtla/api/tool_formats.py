@@ -194,10 +194,13 @@ def format_of(template: str) -> ToolFormat | None:
     return None
 
 
-def known_format(llm: RequestMaker) -> ToolFormat | Harmony:
+def call_format(llm: RequestMaker) -> ToolFormat | Harmony:
     """The format of a model's calls; raises `ApiError` if its template has none that is known."""
-    if speaks_harmony(llm.tokenizer, tools=True):
-        return HARMONY
+    return HARMONY if speaks_harmony(llm.tokenizer, tools=True) else tool_format(llm)
+
+
+def tool_format(llm: RequestMaker) -> ToolFormat:
+    """The format of calls of a model that does not speak harmony."""
     template = "" if llm.tokenizer is None else llm.tokenizer.template_text(tools=True)
     if (known := format_of(template)) is not None:
         return known

@@ -13,7 +13,7 @@ from trtla.api.errors import ApiError, refused
 from trtla.api.harmony import HarmonySplitter, speaks_harmony
 from trtla.api.protocol import ChatBody
 from trtla.api.reasoning import ReasoningSplitter, State, marks_reasoning
-from trtla.api.tool_formats import ToolFormat, known_format
+from trtla.api.tool_formats import ToolFormat, call_format
 from trtla.api.tools import Function, NamedTool, callable_tools
 from trtla.errors import UsageError
 from trtla.llm.grammar_compiling import beginning, can_keep, takes_long
@@ -40,7 +40,7 @@ def tool_grammar(
             400, "tools exclude a grammar that is no JSON schema; omit one of them", "tools"
         )
     must = body.tool_choice not in (None, "auto")
-    format_ = known_format(llm)
+    format_ = call_format(llm)
     functions = [tool.function for tool in callable_tools(body.tools, body.tool_choice)]
     if answer is not None and isinstance(format_, ToolFormat) and format_.leads and not must:
         _check_told_apart(answer, format_, functions)

@@ -348,7 +348,7 @@ def test_bad_arms_are_refused_before_a_model_is_loaded(
     refused(ran, 2, "--arms ngram: there is no such file", "--drafter", "configs/ablation.yaml")
     for args, parts in (
         (("--arms", good), ("--ablation is --arms",)),
-        (("--drafter", "ngram"), ("--drafter and --arms exclude each other",)),
+        (("--drafter", "ngram"), ("--drafter and --ablation exclude each other",)),
         (("--processor", "nucleus:0.8:1.5"), ("top_p", "1.5")),
         (("--rounds", "0"), ("0",)),
         (("--categories", "poems"), ("poems", "dialogue")),

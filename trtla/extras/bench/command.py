@@ -130,7 +130,7 @@ def _check(console: Console, flags: BenchFlags) -> Sweep:
     drafters = [replace(flags.options.drafter, drafter=name) for name in names]
     ways = short_heads((PLAIN, *arms) if arms else _ways(flags.lookahead, drafters))
     drafters = [way.drafter for way in ways]
-    named = [("--arms" if arms else "--drafter", drafter) for drafter in drafters]
+    named = [(_arms_flag(flags), drafter) for drafter in drafters]
     models = check_drafters(flags.engine_dir, named, flags.options)
     check_heads(flags.engine_dir, named, flags.options)
     sets = load_sets(flags.prompts, flags.categories, flags.num_prompts)
@@ -158,7 +158,9 @@ def _listed(console: Console, flags: BenchFlags) -> list[Way]:
     if described is None:
         return []
     if flags.given.by_flag("drafter"):
-        raise UsageError("--drafter and --arms exclude each other", "name it in an arm of the file")
+        raise UsageError(
+            f"--drafter and {_arms_flag(flags)} exclude each other", "name it in an arm of a file"
+        )
     arms = arms_of(described, flags.draft_model)
     if flags.given.explicit("draft_model"):
         return arms
@@ -170,6 +172,11 @@ def _listed(console: Console, flags: BenchFlags) -> list[Way]:
             console.note(f"note: {names} need a --draft-model of this vocabulary, and are skipped")
         return left
     return arms
+
+
+def _arms_flag(flags: BenchFlags) -> str:
+    """The flag that names the drafters of the arms."""
+    return "--ablation" if flags.ablation else "--arms" if flags.arms else "--drafter"
 
 
 def _ways(triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings]) -> tuple[Way, ...]:
