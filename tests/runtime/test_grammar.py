@@ -785,3 +785,13 @@ def test_masks_live_until_the_tree_has_seen_the_tokens(llm, monkeypatch):
         assert len(seen) > 4
         assert all(seen)
         seen.clear()
+
+
+@pytest.mark.parametrize("rejection", [False, True], ids=["equality", "rejection"])
+def test_a_model_that_drafts_for_itself_never_misses_within_a_grammar(rejection):
+    drafter = DrafterSettings((f"draft:{SHIPPED}",), gamma=4, rejection=rejection)
+    with LLM(SHIPPED, dtype="float32", drafter=drafter) as llm:
+        for grammar in GRAMMARS[:2]:
+            for draw in ({"temperature": 0.0}, {"temperature": 0.8}):
+                (done,) = llm.generate("x", SamplingParams(40, seed=3, grammar=grammar, **draw))
+                assert done.stats.accepted == done.stats.drafted > 6

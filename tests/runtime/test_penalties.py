@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import trtla
-from tests.support.draft_models import DRAFT
+from tests.support.draft_models import DRAFT, decode
 from tests.support.encoder_decoders import PROMPTS as ENCODED
 from tests.support.encoder_decoders import VOCAB as ENCODED_VOCAB
 from tests.support.encoder_decoders import executor as encoder_decoder
@@ -243,6 +243,45 @@ def test_rejection_keeps_the_law_of_a_penalised_target():
     again = lambda text: [0.01 * token - 2.0 * (token in text[2:]) for token in range(5)]  # noqa: E731
     expected = law(again, [1, 0], 3, SamplingParams(temperature=0.05))
     assert distance(counts, expected, COUNT) < 2 * floor(expected, COUNT)
+
+
+@pytest.mark.parametrize(
+    ("own", "rule"),
+    [
+        (
+            {"logit_bias": {0: -100.0, 3: -100.0}},
+            lambda row, _: [n - 100.0 * (i in (0, 3)) for i, n in enumerate(row)],
+        ),
+        (
+            {"frequency_penalty": 2.0},
+            lambda row, text: [n - 2.0 * text[2:].count(i) for i, n in enumerate(row)],
+        ),
+        (
+            {"repetition_penalty": 20.0},
+            lambda row, text: [
+                (n * 20.0 if n < 0 else n / 20.0) if i in text else n for i, n in enumerate(row)
+            ],
+        ),
+    ],
+    ids=["bias", "frequency", "repetition"],
+)
+def test_rejection_divides_by_the_law_that_a_draft_was_drawn_from(own, rule):
+    target, sampling = hash_scores(5, 1, 4.0), {"temperature": 1.2}
+    counts, totals = sampled_texts(target, hash_scores(5, 2, 4.0), 5, 4, **sampling, **own)
+    expected = law(lambda text: rule(target(text), text), [1, 0], 4, SamplingParams(**sampling))
+    assert 0 < totals.accepted < totals.drafted
+    assert distance(counts, expected, COUNT) < 1.3 * floor(expected, COUNT)
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+@pytest.mark.parametrize("rejection", [False, True], ids=["equality", "rejection"])
+def test_equal_models_agree_under_penalties(heat, rejection):
+    own = {"frequency_penalty": 1.5, "repetition_penalty": 1.3, "logit_bias": {4: 3.0}}
+    chosen = DrafterSettings(DRAFT, gamma=3, rejection=rejection)
+    scores = hash_scores(6, 3)
+    asked = [request([1, 2, 1], 40, None, 0, seed=5, temperature=heat, **own)]
+    done = decode(scores, scores, 6, asked, chosen)
+    assert done.stats().accepted == done.stats().drafted > 20
 
 
 def test_a_row_sampler_and_pytorch_choose_alike():

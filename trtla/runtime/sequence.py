@@ -295,6 +295,10 @@ class Feed:
         """Return a fed token's distance behind the cached tokens."""
         return node if self.draft is None or not node else _depths(self.draft.parents)[node]
 
+    def path(self, node: int) -> tuple[int, ...]:
+        """The drafted tokens between the output and what follows a node."""
+        return () if self.draft is None or not node else self.draft.tokens_to(node)
+
     def mask(self, node: int) -> ndarray | None:
         """The tokens that the request's grammar allows after a node; None: any, or it has none.
 
@@ -303,8 +307,7 @@ class Feed:
         """
         try:
             grammar = self.sequence.constraint()
-            path = () if self.draft is None or not node else self.draft.tokens_to(node)
-            return None if grammar is None else grammar.mask(path)
+            return None if grammar is None else grammar.mask(self.path(node))
         except Exception as error:
             raise RequestFailed(self.sequence) from error
 

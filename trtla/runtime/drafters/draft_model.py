@@ -23,6 +23,7 @@ from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.kv_cache import CacheNeed, KVCache, block_bytes
 from trtla.runtime.models.load import load_engine, model_dtype, read_in
 from trtla.runtime.request import NO_TOKEN, Request
+from trtla.runtime.sampling.changes import changed, changed_rows
 from trtla.runtime.sampling.draw import log_softmax, probabilities
 from trtla.runtime.sampling.logits import Logits, fitted, host_rows, on_host
 from trtla.runtime.sampling.predict import predict
@@ -47,6 +48,22 @@ def draft_limits(limits: ExecutorLimits) -> ExecutorLimits:
     """
     most = max(limits.max_num_tokens, STEP_SIZES[-1] * limits.max_batch_size)
     return replace(limits, lookahead=AUTOREGRESSIVE, max_num_tokens=most)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFeed(Feed):
+    """A draft model's feed: the text's last tokens, or the last drafted one."""
+
+    drafted: tuple[int, ...] = ()
+    """All drafted tokens so far; the text of the feed's last row ends with them."""
+
+    def path(self, node: int) -> tuple[int, ...]:
+        return self.drafted
+
+    def mask(self, node: int) -> ndarray | None:
+        """The tokens that the grammar allows there; None as well if that takes much computing."""
+        grammar = self.sequence.constraint()
+        return None if grammar is None else grammar.draft_mask(self.drafted)
 
 
 class GammaPolicy:
@@ -86,7 +103,8 @@ class DraftModelDrafter(Drafter):
     ) -> None:
         self.sequence = Sequence_(request, AUTOREGRESSIVE, NoDrafter())
         self.policy = GammaPolicy(settings, vocab)
-        self._rejection = settings.rejection and not request.sampling.greedy
+        self.rejects = settings.rejection and not request.sampling.greedy
+        """True if rejection sampling verifies the drafts."""
         self.steps: list[DraftStep] = []
         """Steps with a draft."""
         self.drafted: list[int] = []
@@ -131,6 +149,7 @@ class DraftModelDrafter(Drafter):
             self.steps.append(step)
             self._group.totals.add(step)
         self._text += self._group.known(committed)
+        self.sequence.output_ids += committed
         self.sequence.num_cached = min(kept, len(self._text) - 1)
         self.drafted, self.draft_probs, self.choice = [], [], None
         self._group.due[self] = None
@@ -142,19 +161,23 @@ class DraftModelDrafter(Drafter):
     def feed(self) -> Feed:
         """Return the uncached one or two tokens of text and draft, and the last one's logits."""
         if self.drafted:
-            return Feed(self.sequence, (self.drafted[-1],), (0,), NO_DRAFT)
+            last = (self.drafted[-1],)
+            return DraftFeed(self.sequence, last, (0,), NO_DRAFT, tuple(self.drafted))
         tokens = tuple(self._text[self.sequence.num_cached :])
         draft = Draft(tokens[1:], (0,)) if len(tokens) > 1 else NO_DRAFT
-        return Feed(self.sequence, tokens, (len(tokens) - 1,), draft)
+        return DraftFeed(self.sequence, tokens, (len(tokens) - 1,), draft)
 
-    def take(self, token: int, logits: ndarray) -> None:
-        """Draft a token that was drawn from logits [1, vocab]; NO_TOKEN ends the draft."""
+    def take(self, token: int) -> bool:
+        """Draft a token; NO_TOKEN ends the draft. Return True if it was drafted."""
         if token == NO_TOKEN:
             self.choice = None
-            return
+            return False
         self.drafted.append(token)
-        if self._rejection:
-            self.draft_probs.append(probabilities(logits, self.sequence.request.sampling)[0])
+        return True
+
+    def drawn_from(self, logits: ndarray) -> None:
+        """Keep the distribution of logits [1, vocab], from which the last token was drawn."""
+        self.draft_probs.append(probabilities(logits, self.sequence.request.sampling)[0])
 
     def close(self) -> None:
         self._group.forget(self)
@@ -245,11 +268,15 @@ class DraftModelDrafters:
         self, drafting: Sequence[DraftModelDrafter], feeds: Sequence[Feed], logits: Logits
     ) -> None:
         predictions = predict(feeds, logits, self._row_sampler)
+        judged: dict[int, DraftModelDrafter] = {}
         for drafter, feed, prediction in zip(drafting, feeds, predictions, strict=True):
-            if drafter.gamma:
-                row = host_rows(logits, [prediction.start])
-                drafter.take(prediction.draws[feed.rows[0]], row)
+            if drafter.gamma and drafter.take(prediction.draws[feed.rows[0]]) and drafter.rejects:
+                judged[prediction.start] = drafter
             feed.sequence.num_cached += feed.length
+        if judged:
+            with changed(logits, changed_rows(feeds)):
+                for row, drafter in judged.items():
+                    drafter.drawn_from(host_rows(logits, [row]))
 
 
 def _choose_gammas(drafting: Sequence[DraftModelDrafter], logits: Logits) -> None:

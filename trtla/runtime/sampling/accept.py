@@ -51,7 +51,7 @@ def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: ndarray
     """
     params, positions = feed.sequence.request.sampling, feed.positions()
     drafted = feed.tree.tokens
-    logits = on_host(prediction.logits[prediction.start :])
+    logits = on_host(prediction.logits[prediction.start : prediction.start + len(feed.rows)])
     with changed(logits, changed_rows([feed])):
         probs = probabilities(logits[: len(drafted)], params)
     for index, (token, p, q) in enumerate(zip(drafted, probs, draft_probs, strict=True)):

@@ -82,8 +82,7 @@ def _columns(rows: Sequence[Row]) -> tuple[tuple[np.ndarray, np.ndarray], np.nda
 
 def _of_row(row: int, feed: Feed, node: int) -> tuple[np.ndarray, np.ndarray]:
     sampling, written = feed.sequence.request.sampling, feed.sequence.counted()
-    path = () if feed.draft is None else feed.draft.tokens_to(node)
-    with written.ahead(path):
+    with written.ahead(feed.path(node)):
         ids = written.ids
         indices = np.empty((2, len(ids)), np.int64)
         indices[0], indices[1] = row, ids
