@@ -30,6 +30,7 @@ from tests.support.torn import (
     rest,
     wait_for,
 )
+from tests.support.toys import hash_scores, request, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.llm import answer, engine_thread, llm
 from trtla.runtime.request import DraftRecorder
@@ -374,6 +375,13 @@ def test_calls_and_steps_alternate_while_both_are_wanted(monkeypatch, expected) 
     threads.join()
     assert calls[0] > 8
     opened.settled()
+
+
+def test_a_poll_runs_a_step_even_if_callers_wait_all_the_time() -> None:
+    executor, _ = toy_executor(hash_scores(5, 1), 5, PLAIN)
+    executor.interrupted = lambda: True
+    executor.submit(request([1, 2], 9))
+    assert [len(output.new_tokens) for _ in range(9) for output in executor.poll()] == [1] * 9
 
 
 def one_end(opened: Opened, expected: dict[str, tuple[int, ...]], finish: str, lines: Lines):

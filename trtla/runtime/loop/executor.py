@@ -172,7 +172,7 @@ class TorchExecutor(Executor):
     def poll(self, timeout: float | None = None) -> list[Output]:
         self._check_open()
         self._begin()
-        while not self._record.new and not self.interrupted() and self._advance():
+        while not self._record.new and self._advance() and not self.interrupted():
             pass
         if self._ahead:
             self._begin_step()
