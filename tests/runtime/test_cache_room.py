@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from trtla import LLM, DrafterSettings, TrtlaError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models import kv_cache as cache_room
-from trtla.runtime.models.kv_cache import CacheNeed, cache_blocks, longest_fit
+from trtla.runtime.models.kv_cache import CacheNeed, SlotTable, cache_blocks, longest_fit
 
 FIRST, SECOND = torch.device("cuda"), torch.device("cuda:1")
 
@@ -21,6 +23,15 @@ def free(monkeypatch):
     found = {}
     monkeypatch.setattr(cache_room, "_free_bytes", lambda device: found[device.index or 0])
     return found
+
+
+def test_the_slots_of_scattered_blocks_are_kept_once():
+    blocks = tuple(range(0, 2000, 2))
+    table = SlotTable.of(blocks)
+    slots = [block * TOKENS_PER_BLOCK + i for block in blocks for i in range(TOKENS_PER_BLOCK)]
+    assert list(table.order) == table.slots.tolist() == slots
+    assert sys.getsizeof(table.order) < 9 * len(slots)
+    assert table.slots.base is not None
 
 
 needs = st.builds(

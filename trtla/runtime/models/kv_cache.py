@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -36,6 +37,8 @@ class SlotTable:
     @cached_property
     def slots(self) -> np.ndarray:
         """The same as `order`, int64 [capacity]; paged forwards need none."""
+        if isinstance(self.order, array):
+            return np.frombuffer(self.order, np.int64)
         return np.array(self.order, np.int64)
 
     @cached_property
@@ -44,14 +47,14 @@ class SlotTable:
 
     @classmethod
     def of(cls, blocks: tuple[int, ...]) -> SlotTable:
-        consecutive = list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
         first, size = blocks[0] * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK
-        order: Sequence[int] = range(first, first + len(blocks) * size)
-        if not consecutive:
-            order = [slot for b in blocks for slot in range(b * size, (b + 1) * size)]
-        return cls(order, first if consecutive else None)
+        if list(blocks) == list(range(blocks[0], blocks[0] + len(blocks))):
+            return cls(range(first, first + len(blocks) * size), first)
+        slots = np.add.outer(np.array(blocks, np.int64) * size, np.arange(size))
+        return cls(array("q", slots.tobytes()), None)
 
 
+_KEPT_TABLES = 256  # more than most batches have texts; each takes 8 bytes a token
 SCALE_BYTES = 4
 """Bytes of the scale of a row of int8 numbers, a float32."""
 
@@ -73,7 +76,7 @@ class KVCache(ABC):
     def __init__(self, num_blocks: int, device: Device) -> None:
         self.pool, self.device = BlockPool(num_blocks), device
         self.num_slots = num_blocks * TOKENS_PER_BLOCK
-        self.table = lru_cache(maxsize=1024)(SlotTable.of)
+        self.table = lru_cache(maxsize=_KEPT_TABLES)(SlotTable.of)
         """The slot table of a sequence's blocks."""
         self._moves: list[tuple[int, int]] = []
         """Source and target slots of rows that the next forward moves before it reads any."""
