@@ -155,11 +155,10 @@ class RequestMaker:
                 changes["request_id"] = next(self._ids)
             stream = None
             if self.tokenizer is not None:
-                new_stream = partial(
-                    self.tokenizer.stream, request.input_ids, stop, prompt.shown or self.shown
-                )
+                marks = prompt.shown or self.shown
+                new_stream = partial(self.tokenizer.stream, request.input_ids, stop, marks)
                 stream = new_stream()
-                changes |= {"stop_check": StopStrings(new_stream)} if stop else {}
+                changes |= {"stop_check": StopStrings(new_stream, marks)} if stop else {}
             chosen = replace(request, **changes) if changes else request
             answers.append(Answer(index, chosen, text, stream, choice))
         return answers

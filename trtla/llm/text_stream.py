@@ -195,10 +195,16 @@ class StopStrings:
 
     The result depends on the ids alone. Consecutive calls are cheap if each one's ids continue
     those of the call before.
+
+    Args:
+        new_stream: makes a stream of the output.
+        shown: the control tokens that it shows, by which another process makes the same one.
     """
 
-    def __init__(self, new_stream: Callable[[], TextStream]) -> None:
-        self._new_stream = new_stream
+    def __init__(
+        self, new_stream: Callable[[], TextStream], shown: Mapping[str, str] | None = None
+    ) -> None:
+        self._new_stream, self.shown = new_stream, shown
         self._read: tuple[TextStream, list[int]] | None = None
         """A stream and the ids it has read; None while it reads, so that interrupts restart it."""
 

@@ -41,9 +41,9 @@ def request(llm: LLM, length: int, **more) -> Request:
     return replace(llm.request(PromptRequest("one", "def f(", sampling)), end_ids=frozenset())
 
 
-async def outputs(replica: Replica, asked: Request) -> list[Output]:
-    sent = pickle.loads(pickle.dumps(asked))  # noqa: S301  written here
-    said = [one async for said in replica.stream(sent) for one in said]
+async def outputs(replica: Replica, asked: Request, *more: object) -> list[Output]:
+    sent = pickle.loads(pickle.dumps((asked, *more)))  # noqa: S301  written here
+    said = [one async for said in replica.stream(*sent) for one in said]
     return pickle.loads(pickle.dumps(said))  # noqa: S301
 
 
@@ -90,6 +90,18 @@ def test_stop_strings_and_grammars_are_made_again(replica):
         ended = await outputs(replica, request(llm, 30, stop=stop))
         assert ended[-1].finish_reason == "stop_words"
         assert len(tokens(ended)) < 30
+
+    asyncio.run(work())
+
+
+def test_stop_strings_see_the_control_tokens_that_the_text_shows(replica):
+    async def work() -> None:
+        llm = replica._llm
+        control = min(llm.tokenizer.control_ids)
+        name = llm.tokenizer.token_name(control)
+        asked = request(llm, 9, stop=["#"], logit_bias={control: 100})
+        for marks, reason in (({name: "#"}, "stop_words"), (None, "length")):
+            assert (await outputs(replica, asked, False, marks))[-1].finish_reason == reason
 
     asyncio.run(work())
 

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,6 +29,7 @@ from trtla.llm.async_engine import in_thread
 from trtla.llm.decoder import Receive, ReplicaCounts
 from trtla.llm.llm import LLM
 from trtla.llm.prompt import RequestMaker
+from trtla.llm.text_stream import StopStrings
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import Request
 from trtla.runtime.stats import ExecutorStats
@@ -124,6 +125,12 @@ class _InFlight:
         """Return the request for what is missing, without what cannot be sent."""
         return replace(self.request, begun=tuple(self.ids), stop_check=None, grammar=None)
 
+    @property
+    def shown(self) -> Mapping[str, str] | None:
+        """The control tokens that its stop strings may have."""
+        check = self.request.stop_check
+        return dict(check.shown) if isinstance(check, StopStrings) and check.shown else None
+
 
 class ReplicaEngine:
     """A `Decoder` on the replicas behind a handle; `log` takes sentences about failures."""
@@ -199,7 +206,7 @@ class ReplicaEngine:
     async def _read(self, text: _InFlight) -> bool:
         """Deliver what one replica makes of a text, under the request's own id; True at its end."""
         request_id = text.request.request_id
-        stream = self._handle.stream.remote(text.rest(), text.whole)
+        stream = self._handle.stream.remote(text.rest(), text.whole, text.shown)
         try:
             async for outputs in stream:
                 text.ids += [token for output in outputs for token in output.new_tokens]

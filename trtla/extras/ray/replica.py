@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -44,12 +44,20 @@ class Replica:
         """Return the model's limits and description."""
         return self._llm.limits, self._llm.description
 
-    async def stream(self, request: Request, whole: bool = False) -> AsyncIterator[list[Output]]:
-        """Yield the outputs of one text, which may have begun elsewhere."""
+    async def stream(
+        self, request: Request, whole: bool = False, shown: Mapping[str, str] | None = None
+    ) -> AsyncIterator[list[Output]]:
+        """Yield the outputs of one text, which may have begun elsewhere.
+
+        Args:
+            request: the text's, without what cannot be sent.
+            whole: the text is only read at its end.
+            shown: control tokens that its stop strings may have.
+        """
         llm, arrived = self._llm, asyncio.Queue[Event]()
         local, loop = replace(request, request_id=next(self._ids)), asyncio.get_running_loop()
         try:
-            local = await asyncio.to_thread(self._restored, local)
+            local = await asyncio.to_thread(self._restored, local, shown)
         except UsageError as error:
             yield [refusal(local, error)]
             return
@@ -72,12 +80,13 @@ class Replica:
         finally:
             llm.executor.cancel([local.request_id])
 
-    def _restored(self, request: Request) -> Request:
+    def _restored(self, request: Request, shown: Mapping[str, str] | None) -> Request:
         """Return a request with what cannot be sent: its check of stop strings, and its grammar."""
         start = self._llm.grammar_start(request.sampling, request.label)
         stop, check = request.sampling.stop, None
         if stop and self._llm.tokenizer is not None:
-            check = StopStrings(partial(self._llm.tokenizer.stream, request.input_ids, stop))
+            stream = partial(self._llm.tokenizer.stream, request.input_ids, stop, shown)
+            check = StopStrings(stream, shown)
         restored = replace(request, grammar=start, stop_check=check)
         self._llm.limits.check(restored)  # it comes from another process
         return restored
