@@ -101,6 +101,12 @@ def test_half_a_surrogate_pair_in_a_prediction_is_refused(served):
     refused(answer, 400, "prediction")
 
 
+def test_half_a_surrogate_pair_in_a_key_is_sent_back(served):
+    body = b'{"prompt": "a", "response_format": {"type": "json_object", "\\ud800": 1}}'
+    answer = served.http.post("/v1/completions", content=body, headers=JSON)
+    assert "\ud800" in refused(answer, 400, "response_format")
+
+
 USER = {"role": "user", "content": "def f("}
 
 

@@ -28,6 +28,12 @@ from tests.support.served import (
     slow_down,
     until,
 )
+from trtla import SamplingParams
+from trtla.api.errors import ApiError
+from trtla.llm.prompt import PromptRequest
+from trtla.runtime.request import Output
+from trtla.runtime.stats import RequestStats
+from trtla.serve.generation import AsyncGeneration, within
 from trtla.serve.log import RequestLog
 from trtla.serve.server import Service, bind
 from trtla.settings.serving import ServeSettings
@@ -111,6 +117,45 @@ def test_a_request_ends_when_its_time_is_over(monkeypatch):
             events = [line for line in one.iter_lines() if line]
         assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "request_timeout"
         until(lambda: empty(served))
+
+
+def test_a_text_that_comes_with_the_end_of_its_time_is_sent():
+    with open_shipped() as llm:
+        (answer,) = llm.answers(0, PromptRequest("one", "def f(", SamplingParams(9)))
+        text, id_ = AsyncGeneration([answer], time.monotonic(), 1.0), answer.request.request_id
+        ids = tuple(llm.tokenizer.encode("hello world", special=False))
+
+    async def read() -> None:
+        text.put(id_, Output(id_, ids, None, RequestStats()))
+        text.put(id_, Output(id_, (), "timed_out", RequestStats(), start=len(ids)))
+        assert "".join(chunk.text for chunk in await text.next()).startswith("hello")
+        with pytest.raises(ApiError, match="1 s"):
+            await text.next()
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_work_that_ends_as_it_is_cancelled_is_cancelled(turns):
+    """`asyncio.wait_for` would forget it before Python 3.12, and a text be written for nobody."""
+
+    async def work() -> None:
+        ended = asyncio.get_running_loop().create_future()
+
+        async def wait() -> None:
+            await ended
+
+        waiting = asyncio.ensure_future(within(wait(), 60.0))
+        await asyncio.sleep(0.01)
+        ended.set_result(None)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        done = waiting.done()
+        waiting.cancel()
+        result = await asyncio.gather(waiting, return_exceptions=True)
+        assert result == [None] if done else isinstance(result[0], asyncio.CancelledError)
+
+    asyncio.run(work())
 
 
 def test_times_between_tokens_are_counted_in_streams_and_whole_answers(served):

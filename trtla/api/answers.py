@@ -34,11 +34,14 @@ def event(data: Json) -> bytes:
 
 
 def dumps(data: Json) -> bytes:
-    """Return compact JSON in UTF-8, one line even for readers that split as `str.splitlines`."""
+    """Return compact JSON in UTF-8, one line even for readers that split as `str.splitlines`.
+
+    Halves of surrogate pairs, which UTF-8 does not have, are escaped.
+    """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     for sign, escaped in _LINE_BREAKS:
         text = text.replace(sign, escaped)
-    return text.encode()
+    return text.encode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)

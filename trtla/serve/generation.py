@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
 from trtla.api.generation import Generation
@@ -24,6 +25,8 @@ from trtla.serve.metrics import ServerMetrics
 from trtla.settings.drafting import HEAD_PREFIX
 from trtla.settings.serving import ServeSettings
 
+T = TypeVar("T")
+
 CHAT, TEXTS = "chat", "texts"
 """Lanes of requests that are being prepared."""
 
@@ -36,6 +39,12 @@ class AsyncGeneration(Generation):
         self._latest: dict[int, float] = {}
         self._new: deque[tuple[int, Output | ApiError]] = deque()
         self._news = asyncio.Event()
+        self._failure: ApiError | None = None
+        """What the next call of `next` raises, behind the last chunks."""
+
+    @property
+    def ended(self) -> bool:
+        return self._failure is None and super().ended
 
     def clock(self, request_id: int) -> tuple[float, float | None]:
         """Return seconds since the request arrived, and since this choice's last call, if any."""
@@ -53,20 +62,38 @@ class AsyncGeneration(Generation):
 
     async def next(self) -> list[Chunk]:
         """Wait for new chunks and return them; empty after a nudge, and at the end."""
+        if self._failure is not None:
+            raise self._failure
         if self.ended:
             return []
         await self._news.wait()
         chunks: list[Chunk] = []
         while self._new:
-            request_id, event = self._new[0]
-            if isinstance(event, ApiError) and chunks:
-                return chunks  # the next call raises it
-            self._new.popleft()
-            if isinstance(event, ApiError):
-                raise event
-            chunks.append(self.add(request_id, event))
+            request_id, event = self._new.popleft()
+            try:
+                if isinstance(event, ApiError):
+                    raise event
+                chunks.append(self.add(request_id, event))
+            except ApiError as error:
+                if not chunks:
+                    raise
+                self._failure = error
+                return chunks
         self._news.clear()
         return chunks
+
+
+async def within(work: Awaitable[T], seconds: float) -> T:
+    """Await work as `asyncio.wait_for` does, which before Python 3.12 forgets that it was cancelled
+    if the work has just ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if task.done():
+            return task.result()
+        raise asyncio.TimeoutError
+    finally:
+        task.cancel()
 
 
 class ServedModel:
@@ -183,7 +210,7 @@ class ServedModel:
         try:
             started = time.monotonic()
             work = self.engine.lanes.done(lane, partial(prepare, llm, self.timeout_s))
-            answers = await asyncio.wait_for(work, self.timeout_s)
+            answers = await within(work, self.timeout_s)
             generation = AsyncGeneration(answers, started, self.timeout_s)
         except asyncio.TimeoutError:
             raise too_late(self.timeout_s) from None
