@@ -73,7 +73,7 @@ static Panels random_panels(int count) {
     for (size_t i = 0; i < panels.size; ++i)
         panels.bytes[i] = (state = state * 1664525 + 1013904223) >> 24;
     for (int block = 0; block < count * INPUTS / BLOCK; ++block) {
-        const int panel = block / (INPUTS / BLOCK);
+        const size_t panel = block / (INPUTS / BLOCK);
         const B place(&panels.bytes[panel * B::panel_bytes(INPUTS)], block % (INPUTS / BLOCK));
         for (int half = 0; half < B::HALVES / 2; ++half)
             std::memcpy((uint8_t*)place.halves + 2 * half, "\0\x20", 2);  // small and finite
@@ -117,7 +117,7 @@ static double reading(const Panels& panels, int threads) {
 
 template <class B>
 static void measure(const char* name, Type type, int threads, int megabytes, double hertz) {
-    const int count = (megabytes * 1000000 / B::panel_bytes(INPUTS) + 1) / threads * threads;
+    const int count = (int)(megabytes * 1000000LL / B::panel_bytes(INPUTS) + 1) / threads * threads;
     const Panels panels = random_panels<B>(count);
     const Matrix matrix{panels.bytes.get(), nullptr, count * WIDTH, INPUTS, type};
     const double memory = reading(panels, threads);
