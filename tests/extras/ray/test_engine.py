@@ -37,7 +37,7 @@ class Handle:
         assert method == "stats"
         return SimpleNamespace(results=lambda timeout_s, return_exceptions: self.reports)
 
-    def _remote(self, request: Request, whole: bool) -> Handle.Stream:
+    def _remote(self, request: Request, whole: bool, shown: object) -> Handle.Stream:
         self.begun.append(request.begun)
         return Handle.Stream(self, self._calls.pop(0)(request))
 
