@@ -127,7 +127,7 @@ def make_batch(
     slots = [
         slot
         for feed, table in zip(feeds, tables, strict=True)
-        for slot in table.order[feed.sequence.num_cached : feed.sequence.num_cached + feed.length]
+        for slot in table.order[feed.sequence.num_cached : feed.total]
     ]
     group = partial(attention_groups, feeds, tables, group_size, dtype, device)
     longest = max(feed.total for feed in feeds)

@@ -37,9 +37,7 @@ class SlotTable:
     @cached_property
     def slots(self) -> np.ndarray:
         """The same as `order`, int64 [capacity]; paged forwards need none."""
-        if isinstance(self.order, array):
-            return np.frombuffer(self.order, np.int64)
-        return np.array(self.order, np.int64)
+        return np.asarray(self.order, np.int64)
 
     @cached_property
     def address(self) -> int:
