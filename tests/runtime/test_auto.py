@@ -196,7 +196,7 @@ def planned_steps(policy, drafters, steps, texts, table=CPU):
         count, fed = len(drafters), sum(drafter.propose().size for drafter in drafters)
         policy.record(fed, count, count, count, table.seconds(fed, count))
         for place, drafter in enumerate(drafters):
-            planned[place] += drafter.top_rows > 0
+            planned[place] += not drafter._missed
     return planned
 
 
@@ -211,6 +211,19 @@ def test_sequences_back_off_whose_drafts_bring_less_than_planning_costs():
     assert likely > 390
     quick = TreePolicy(StepCosts(CPU), clock=lambda: 0.0)
     assert planned_steps(quick, [drafter_of([1], 1000)], 400, texts[:1]) == [400]
+
+
+@pytest.mark.parametrize(("plan_s", "learns"), [(1e-6, True), (1e-3, False)])
+def test_rows_of_steps_without_nodes_are_read_where_that_costs_little(plan_s, learns):
+    times = iter(range(10**9))
+    policy = TreePolicy(StepCosts(CPU), clock=lambda: plan_s * next(times))
+    drafter, rng, read = drafter_of([1], 1000), random.Random(2), []
+    for _ in range(20):
+        drafter.observe((), [rng.randrange(90)])
+        policy.plan([drafter], 1, 1000)
+        read.append((len(drafter.propose().tokens), drafter.top_rows))
+    assert all(rows for nodes, rows in read if nodes)
+    assert any(rows for nodes, rows in read[1:] if not nodes) == learns
 
 
 def test_nodes_are_not_cheaper_where_a_prompt_is_in_the_step():

@@ -125,12 +125,14 @@ class TreePolicy:
         most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
         most, prices = self._prices(step, most)
         drafts = self._planned(due, (trees, nodes, depths), most, prices)
+        # A small model's step takes less time than rows are worth that only teach the trees.
+        learns = step.rate * self._plan_s * _ROW_PLANS < _LESSON
         for drafter, draft in zip(due, drafts, strict=True):
-            drafter.plan(draft, drafter in windows)
+            drafter.plan(draft, drafter in windows, learns=learns)
         each = (self._clock() - started) / len(due)
         self._plan_s += (each - self._plan_s) * (_HOST_MEMORY if self._plan_s else 1.0)
         if prices.knots:
-            self._judge_plans(due, step, prices)
+            self._judge_plans(due, step, prices, learns)
 
     def _begin(self) -> None:
         """Begin a step. Prices are computed for each until they are settled, then now and then:
@@ -162,7 +164,7 @@ class TreePolicy:
         return due
 
     def _judge_plans(
-        self, drafters: Sequence[TreeDrafter], step: _Step, prices: NodePrices
+        self, drafters: Sequence[TreeDrafter], step: _Step, prices: NodePrices, learns: bool
     ) -> None:
         """Back off for sequences whose drafts bring less than their planning costs."""
         fed = sum([len(drafter.chosen.tokens) for drafter in drafters])
@@ -173,7 +175,7 @@ class TreePolicy:
             if drafter.backoff is None or drafter.has_unknown_gain:
                 continue
             worth = sum(drafter.chosen.values) - node * len(drafter.chosen.tokens)
-            drafter.backoff.planned(worth, prices.rate * self._plan_s * _WITH_ROWS)
+            drafter.backoff.planned(worth, prices.rate * self._plan_s * (1.0 + learns * _ROW_PLANS))
             self._worth += (worth - self._worth) * _MEMORY
 
     def _most(self, drafter: TreeDrafter) -> int:
@@ -308,7 +310,7 @@ class TreePolicy:
 
 _TRIAL_NODES, _TRIAL_CHANCE = 4, 0.02
 _LOOKED_AT = 32  # nodes among which the cheapest one's price is searched
-_WITH_ROWS = 3.0  # times a plan's own time: its rows are ranked, and the tree learns from them
+_ROW_PLANS = 2.0  # times a plan's own time: its rows are ranked, and the tree learns from them
 _HOST_MEMORY = 1.0 / 16.0  # weight of a step in the averages of host work
 _FIRST_WINDOW_GAIN = 0.15  # accepted tokens a step that only the window brings, before any trial
 _WINDOW_SHARE = 0.005  # of the time of plain steps, for its trials

@@ -178,19 +178,23 @@ class TreeDrafter(Drafter):
             self._failure = error
             return False
 
-    def plan(self, chosen: Draft, with_window: bool) -> None:
+    def plan(self, chosen: Draft, with_window: bool, *, learns: bool = True) -> None:
         """Feed these nodes of the tree in the next step, and the window if requested.
 
         Nodes that the grammar forbids are left out.
+
+        Args:
+            learns: read the input token's row even if no node is fed.
         """
         if self._guide is not None:
             chosen = self._guide.allowed(chosen)
-        self.chosen, self.top_rows = chosen, READ
+        self.chosen = chosen
         self.had_chain &= bool(chosen.tokens)
         self.fed_window = with_window and self.window is not None
         if self.fed_window and self.window is not None:
             self._base = self.window.draft(drawn=self._drawn)
         self._planned = self._merged(chosen) if self._base.tokens else chosen
+        self.top_rows = READ if learns or self._planned.tokens else 0
 
     def _merged(self, chosen: Draft) -> Draft:
         base = self._base
