@@ -226,6 +226,29 @@ def test_rows_of_steps_without_nodes_are_read_where_that_costs_little(plan_s, le
     assert any(rows for nodes, rows in read[1:] if not nodes) == learns
 
 
+class CountingPlanner(Planner):
+    plans = 0
+
+    def plan(self, *args):
+        self.plans += 1
+        return super().plan(*args)
+
+
+def test_texts_whose_nodes_cannot_pay_are_seldom_planned_and_still_found_to_repeat():
+    times = iter(range(10**9))
+    policy = TreePolicy(StepCosts(CPU), clock=lambda: 1.5e-5 * next(times))
+    rng, drafter = random.Random(3), drafter_of([1], 1000)
+    planned_steps(policy, [drafter], 70, [[rng.randrange(90) for _ in range(70)]])
+    policy._planner = planner = CountingPlanner()
+    due = 0
+    for _ in range(300):
+        due += planned_steps(policy, [drafter], 1, [[rng.randrange(90)]])[0]
+    assert due > 2 * planner.plans
+    planner.plans = 0
+    planned_steps(policy, [drafter], 60, [list(range(10)) * 6])
+    assert planner.plans > 20
+
+
 def test_nodes_are_not_cheaper_where_a_prompt_is_in_the_step():
     even = CostTable.of([(1, 0.01), (1001, 1.01)])
     sizes = []
@@ -316,7 +339,7 @@ class CountedCosts(StepCosts):
         super().record(tokens, sequences, seconds)
 
 
-@pytest.mark.parametrize(("step_s", "share"), [(0.004, 1 / 5), (0.05, 1.0)])
+@pytest.mark.parametrize(("step_s", "share"), [(0.004, 1 / 10), (0.05, 1.0)])
 def test_prices_of_short_steps_serve_several_once_they_are_settled(step_s, share):
     table = CostTable.of([(1, step_s), (64, step_s)])
     costs = CountedCosts(table)

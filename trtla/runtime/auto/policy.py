@@ -28,7 +28,7 @@ _MOST_PLANS = 2  # of a step whose grammar forbids or forces nodes
 _MEMORY = 1.0 / 64.0  # weight of a step in the averages
 _TRIAL_SHARE = 0.01  # of the time of plain steps, for steps that only explore costs
 _SETTLED = 64  # steps after which prices serve more than one step
-_PRICED_S = 0.02  # seconds of steps that the same prices serve
+_PRICED_S = 0.04  # seconds of steps that the same prices serve
 
 
 TreeLimits = tuple[list[Tree], list[int], list[int]]
@@ -81,6 +81,11 @@ class TreePolicy:
         """Seconds of one sequence's planning."""
         self._trials_s = 0.0
         """Time saved up for steps that only explore costs."""
+        self._least_value = self._latest_rate = 0.0
+        """Value of nodes of which none pays below it, however many are fed; with the rate, those
+        of the latest prices."""
+        self._learns = True
+        """Rows are read in steps without nodes, for what they teach the trees."""
         self._priced: dict[tuple[int, int, int, int], tuple[int, NodePrices]] = {}
         """Results of `_prices` that are recent enough to serve again."""
         self._is_priced = True
@@ -101,7 +106,9 @@ class TreePolicy:
             prompt_tokens: those of `base` from prompts.
         """
         self._begin()
-        due = [drafter for drafter in drafters if self._is_due(drafter)]
+        due: Sequence[TreeDrafter] = [one for one in drafters if self._is_due(one)]
+        if not self._is_priced:
+            due = self._promising(due)
         if not due:
             return
         count = len(drafters)
@@ -125,14 +132,30 @@ class TreePolicy:
         most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
         most, prices = self._prices(step, most)
         drafts = self._planned(due, (trees, nodes, depths), most, prices)
-        # A small model's step takes less time than rows are worth that only teach the trees.
-        learns = step.rate * self._plan_s * _ROW_PLANS < _LESSON
+        # A row that only teaches the trees saves less time later than short steps lose to it.
+        self._learns = step.rate * self._plan_s * _ROW_PLANS < _LESSON
         for drafter, draft in zip(due, drafts, strict=True):
-            drafter.plan(draft, drafter in windows, learns=learns)
-        each = (self._clock() - started) / len(due)
-        self._plan_s += (each - self._plan_s) * (_HOST_MEMORY if self._plan_s else 1.0)
+            drafter.plan(draft, drafter in windows, learns=self._learns)
+        self._took(started, len(due))
         if prices.knots:
-            self._judge_plans(due, step, prices, learns)
+            self._judge_plans(due, step, prices)
+
+    def _promising(self, due: Sequence[TreeDrafter]) -> Sequence[TreeDrafter]:
+        """Leave out drafters none of whose nodes can pay: to see that takes less than a plan."""
+        if self._learns or self._has_windows or not due:
+            return due
+        started, found = self._clock(), []
+        for drafter in due:
+            if drafter.has_only_tree and drafter.tree.best_value() < self._least_value:
+                self._judge(drafter, 0.0)
+            else:
+                found.append(drafter)
+        self._took(started, len(due))
+        return found
+
+    def _took(self, started: float, plans: int) -> None:
+        each = (self._clock() - started) / plans
+        self._plan_s += (each - self._plan_s) * (_HOST_MEMORY if self._plan_s else 1.0)
 
     def _begin(self) -> None:
         """Begin a step. Prices are computed for each until they are settled, then now and then:
@@ -164,7 +187,7 @@ class TreePolicy:
         return due
 
     def _judge_plans(
-        self, drafters: Sequence[TreeDrafter], step: _Step, prices: NodePrices, learns: bool
+        self, drafters: Sequence[TreeDrafter], step: _Step, prices: NodePrices
     ) -> None:
         """Back off for sequences whose drafts bring less than their planning costs."""
         fed = sum([len(drafter.chosen.tokens) for drafter in drafters])
@@ -172,11 +195,15 @@ class TreePolicy:
         if fed:
             node += prices.rate * (self._seconds(step, fed) - prices.knots[0][1]) / fed
         for drafter in drafters:
-            if drafter.backoff is None or drafter.has_unknown_gain:
-                continue
-            worth = sum(drafter.chosen.values) - node * len(drafter.chosen.tokens)
-            drafter.backoff.planned(worth, prices.rate * self._plan_s * (1.0 + learns * _ROW_PLANS))
-            self._worth += (worth - self._worth) * _MEMORY
+            chosen = drafter.chosen
+            if not drafter.has_unknown_gain:
+                self._judge(drafter, sum(chosen.values) - node * len(chosen.tokens))
+
+    def _judge(self, drafter: TreeDrafter, worth: float) -> None:
+        if drafter.backoff is not None:
+            plans = 1.0 + self._learns * _ROW_PLANS
+            drafter.backoff.planned(worth, self._latest_rate * self._plan_s * plans)
+        self._worth += (worth - self._worth) * _MEMORY
 
     def _most(self, drafter: TreeDrafter) -> int:
         return drafter.most_nodes if self._fixed is None else min(drafter.most_nodes, self._fixed)
@@ -202,6 +229,10 @@ class TreePolicy:
                 return 0, FREE
             if tried := self._tries_larger(step, prices, most):
                 return tried, NodePrices(least=_TRIAL_CHANCE)
+        self._latest_rate = step.rate
+        (_, plain), *others = prices.knots
+        each = [(seconds - plain) / nodes for nodes, seconds in others]
+        self._least_value = step.rate * min(each, default=0.0) / (1.0 - _MARGIN) - _LESSON
         pairs = pairwise(prices.knots)
         slopes = [(high - low) / (b - a) for (a, low), (b, high) in pairs if a < _LOOKED_AT]
         least = max(_LEAST_CHANCE, step.rate * min(slopes, default=0.0) - _LESSON)

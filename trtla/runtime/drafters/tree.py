@@ -124,6 +124,11 @@ class TreeDrafter(Drafter):
         """True if a window, a chain or a head took part: their gain is not known in advance."""
         return self.fed_window or self.had_chain or (self.had_head and bool(self.chosen.tokens))
 
+    @property
+    def has_only_tree(self) -> bool:
+        """True if nothing but the tree's own sources proposes."""
+        return not (self.others or self.head or self.fixed or self.constraint)
+
     def counts(self) -> dict[str, SourceCounts]:
         """Return the counts of each source, those of a chain by the name of its only drafter."""
         chain = self.others[0].source if len(self.others) == 1 else "chain"

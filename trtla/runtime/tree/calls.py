@@ -72,6 +72,7 @@ _CALLS: Calls = {
     "tree_add_head_row": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
     "tree_unread": (c_int64, (c_void_p, POINTER(c_int32), c_void_p)),
     "tree_known": (c_double, (c_void_p,)),
+    "tree_best_value": (c_double, (c_void_p,)),
     "tree_set_grammar": (
         None,
         (*(c_void_p, c_void_p, c_int64), *(c_void_p, c_int64), *[c_void_p] * 2),

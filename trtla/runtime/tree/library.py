@@ -195,6 +195,11 @@ class Tree:
         chance: float = self._library.tree_known(self.handle)
         return chance
 
+    def best_value(self) -> float:
+        """Return the highest value of a node, its chance to be accepted; 0 if there is none."""
+        value: float = self._library.tree_best_value(self.handle)
+        return value
+
     def set_grammar(
         self,
         forced: Iterable[Sequence[int]],

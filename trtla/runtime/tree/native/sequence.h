@@ -123,6 +123,15 @@ public:
         return known_below(0);
     }
 
+    // The value of the best node behind the input token; no other one's is higher.
+    double best_value() {
+        start();
+        expand(0);
+        if (nodes_[0].proposals.empty()) return 0.0;
+        const Proposal& best = nodes_[0].proposals[0];
+        return corrected(best.chance, best.source());
+    }
+
     // Finds the most likely path along the head's rows, and the first node there without a row.
     //
     // Returns: the row above it; -1: there is none. `token` is the node's own.

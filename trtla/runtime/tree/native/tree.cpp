@@ -189,6 +189,8 @@ EXPORTED int64_t tree_unread(Sequence* sequence, int32_t* token, Sequence::Unrea
 // Return the chance of the best proposal behind the input token, before a head has added rows.
 EXPORTED double tree_known(Sequence* sequence) { return sequence->known(); }
 
+EXPORTED double tree_best_value(Sequence* sequence) { return sequence->best_value(); }
+
 EXPORTED void tree_set_grammar(Sequence* sequence, const int32_t* forced, int64_t count,
                                const int32_t* paths, int64_t size, const uint32_t* const* masks,
                                const int32_t* usual) {
