@@ -213,10 +213,12 @@ def test_sequences_back_off_whose_drafts_bring_less_than_planning_costs():
     assert planned_steps(quick, [drafter_of([1], 1000)], 400, texts[:1]) == [400]
 
 
-@pytest.mark.parametrize(("plan_s", "learns"), [(1e-6, True), (1e-3, False)])
-def test_rows_of_steps_without_nodes_are_read_where_that_costs_little(plan_s, learns):
+@pytest.mark.parametrize(
+    ("plan_s", "nodes", "learns"), [(1e-6, None, True), (1e-3, None, False), (1e-3, 3, True)]
+)
+def test_rows_of_steps_without_nodes_are_read_where_that_costs_little(plan_s, nodes, learns):
     times = iter(range(10**9))
-    policy = TreePolicy(StepCosts(CPU), clock=lambda: plan_s * next(times))
+    policy = TreePolicy(StepCosts(CPU), nodes, clock=lambda: plan_s * next(times))
     drafter, rng, read = drafter_of([1], 1000), random.Random(2), []
     for _ in range(20):
         drafter.observe((), [rng.randrange(90)])

@@ -133,7 +133,8 @@ class TreePolicy:
         most, prices = self._prices(step, most)
         drafts = self._planned(due, (trees, nodes, depths), most, prices)
         # A row that only teaches the trees saves less time later than short steps lose to it.
-        self._learns = step.rate * self._plan_s * _ROW_PLANS < _LESSON
+        short = step.rate * self._plan_s * _ROW_PLANS > _LESSON
+        self._learns = self._fixed is not None or not short
         for drafter, draft in zip(due, drafts, strict=True):
             drafter.plan(draft, drafter in windows, learns=self._learns)
         self._took(started, len(due))
