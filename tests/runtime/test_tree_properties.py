@@ -74,7 +74,11 @@ class Disturbed(Calls):
         other.add_text("window", [1, 3, 3])
         other.set_chains([[2, 10, 2]])
         plan(other, 20)
-        return super()._plan(*arguments)
+        best = [tree.best_value() for tree in self.trees]
+        result = super()._plan(*arguments)
+        for most, draft in zip(best, self.drafts[-len(best) :], strict=True):
+            assert max(draft.values, default=0.0) <= most + 1e-6
+        return result
 
 
 @examples(20)
