@@ -50,8 +50,6 @@ _THREAD_READS, _CPU_READS, _GPU_READS = 14e9, 80e9, 2e12
 """Bytes of weights in a second: of one thread, of all of a CPU's, of a GPU."""
 _TORCH_S, _GPU_S = 3e-3, 3e-4
 """Seconds of a step besides weights and products."""
-_DRAFTED_S = 6e-4
-"""Seconds of the host in a step with drafts: their rows are ranked and learnt from."""
 _LEAST_S = 1e-5
 
 
@@ -77,8 +75,9 @@ def shipped_costs(
     read = max(size / fastest, _LEAST_S)
     unpack, each = weights / threads / rates.unpacked, weights / threads / rates.products
     growth = {n: 1.0 if mixture is None else mixture.growth(n) for n in _TOKENS}
-    forward = {n: _bent(read * growth[n], unpack * growth[n] + n * each) for n in _TOKENS}
-    return CostTable.of([(n, more_s + (n > 1) * _DRAFTED_S + forward[n]) for n in _TOKENS])
+    return CostTable.of(
+        [(n, more_s + _bent(read * growth[n], unpack * growth[n] + n * each)) for n in _TOKENS]
+    )
 
 
 def _bent(first: float, second: float) -> float:
